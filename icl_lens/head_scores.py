@@ -1,14 +1,17 @@
 """The scores that rank heads, with the same names in functions, commands and results.
 
-- "contrast": what a head adds to log p(answer) − log Σ p(other labels). The default wherever there are other labels, or
-  other tokens to compare with: heads that raise all labels alike find no answer.
-- "increase": what a head adds to log p(answer), as in the paper. The default where there is nothing to compare with.
+- "contrast": what a head adds to log p(answer) − log Σ p(other labels). The default wherever there
+  are other labels, or other tokens to compare with: heads that raise all labels alike find no
+  answer.
+- "increase": what a head adds to log p(answer), as in the paper. The default where there is nothing
+  to compare with.
 - "effect": the log-odds that the answer loses when the head is zeroed at the last position.
-- "towers": the log-odds that the answer loses when the head's query there is exchanged for that of a query of another
-  class.
+- "towers": the log-odds that the answer loses when the head's query there is exchanged for that of
+  a query of another class.
 
-Log-odds are the model's own log p(answer) − log Σ p(others); where there is nothing to compare with, an effect is what
-log p(answer) loses. All scores are in nats. Contrast and increase are read from the activations of an unedited pass.
+Log-odds are the model's own log p(answer) − log Σ p(others); where there is nothing to compare
+with, an effect is what log p(answer) loses. All scores are in nats. Contrast and increase are read
+from the activations of an unedited pass.
 Source: docs/howto/numbers.md.
 """
 
@@ -27,9 +30,11 @@ SomeScore = TypeVar("SomeScore", Score, DirectScore)
 
 
 def choose_score(by: SomeScore | None, choices: Sequence[SomeScore], *, comparable: bool) -> SomeScore:
-    """Return the score that ranks heads: `by` or, by default, contrast if there are tokens to compare with.
+    """Return the score that ranks heads: `by` or, by default, contrast if there are tokens to
+    compare with.
 
-    Raise InputError for a score that is not one of `choices`, and for a contrast without tokens to compare with.
+    Raise InputError for a score that is not one of `choices`, and for a contrast without tokens to
+    compare with.
 
     Example:
         >>> from icl_lens.head_scores import DIRECT_SCORES, choose_score
@@ -50,6 +55,7 @@ def choose_score(by: SomeScore | None, choices: Sequence[SomeScore], *, comparab
 def score_of_parts(by: Score, *, comparable: bool) -> DirectScore:
     """Return the score that ranks (head, position) parts if heads are ranked `by` this one.
 
-    Parts are ranked by increase if heads are, or if there is nothing to compare with, and else by contrast.
+    Parts are ranked by increase if heads are, or if there is nothing to compare with, and else by
+    contrast.
     """
     return "contrast" if comparable and by != "increase" else "increase"

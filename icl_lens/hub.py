@@ -169,7 +169,7 @@ def blocking_file(folder: Path) -> Path | None:
     return None
 
 
-def show_download_bars(shown: bool) -> None:
+def show_download_bars(visible: bool) -> None:
     """Show or hide the progress bars of downloads, unless the environment variable
     HF_HUB_DISABLE_PROGRESS_BARS is set.
 
@@ -179,7 +179,7 @@ def show_download_bars(shown: bool) -> None:
     from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 
     if constants.HF_HUB_DISABLE_PROGRESS_BARS is None:
-        enable_progress_bars() if shown else disable_progress_bars()
+        enable_progress_bars() if visible else disable_progress_bars()
 
 
 def _in_cache(name: str, kind: Kind, revision: str | None) -> Repository | None:

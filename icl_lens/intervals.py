@@ -1,23 +1,25 @@
 """Intervals over prompts: one recipe for all of them.
 
-1. Prompts with the same query (`PromptBatch.queries`) are not independent. They are one cluster: its prompts count
-   together or not at all.
+1. Prompts with the same query (`PromptBatch.queries`) are not independent. They are one cluster:
+   its prompts count together or not at all.
 2. The standard error is the jackknife's: the statistic is computed without each cluster in turn.
-3. How far the ends are from the value, in standard errors, is read off a studentized bootstrap (bootstrap-t; Efron
-   and Tibshirani 1993, chapter 12): clusters are drawn with replacement, and each draw's difference from the value is
-   divided by the draw's own standard error. Ends of skewed data are thus not symmetric. An end is at most twice as far
-   away as that of Student's t interval; few clusters, or few wrong answers, would give infinite ends.
-4. A mean over random sets (of heads, of edges) also varies because other sets could have been drawn. The distance of
-   each end from the value grows to sqrt(d² + s²), where d is the distance over prompts and s that of Student's t
-   interval over the sets (method of variance estimates recovery; Zou and Donner 2008). There is no interval for fewer
-   than three sets.
+3. How far the ends are from the value, in standard errors, is read off a studentized bootstrap
+   (bootstrap-t; Efron and Tibshirani 1993, chapter 12): clusters are drawn with replacement, and
+   each draw's difference from the value is divided by the draw's own standard error. Ends of skewed
+   data are thus not symmetric. An end is at most twice as far away as that of Student's t interval;
+   few clusters, or few wrong answers, would give infinite ends.
+4. A mean over random sets (of heads, of edges) also varies because other sets could have been
+   drawn. The distance of each end from the value grows to sqrt(d² + s²), where d is the distance
+   over prompts and s that of Student's t interval over the sets (method of variance estimates
+   recovery; Zou and Donner 2008). There is no interval for fewer than three sets.
 
-docs/howto/intervals.md says how often such intervals cover the truth. Axes named `prompt` or `row` have one entry per
-prompt.
+docs/howto/intervals.md says how often such intervals cover the truth. Axes named `prompt` or `row`
+have one entry per prompt.
 
-Means over prompts: `mean_intervals` (many columns) and `bootstrap_interval` (one number). Other statistics, such as
-ratios: `leave_one_out_weights` gives the weights of the prompts for which the statistic is computed, and
-`leave_one_out_interval` takes the results. Differences from random sets: `with_random_sets` widens either.
+Means over prompts: `mean_intervals` (many columns) and `bootstrap_interval` (one number). Other
+statistics, such as ratios: `leave_one_out_weights` gives the weights of the prompts for which the
+statistic is computed, and `leave_one_out_interval` takes the results. Differences from random sets:
+`with_random_sets` widens either.
 """
 
 import math
@@ -50,7 +52,9 @@ N_EXACT_BITS = 52
 
 @dataclass(frozen=True)
 class Interval:
-    """A statistic and its interval, in the unit of the statistic; the ends are NaN if there is none."""
+    """A statistic and its interval, in the unit of the statistic; the ends are NaN if there is
+    none.
+    """
 
     value: float
     low: float
@@ -80,19 +84,23 @@ def bootstrap_interval(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Interval:
-    """Return a statistic over prompts and its studentized bootstrap interval (see the recipe of this module).
+    """Return a statistic over prompts and its studentized bootstrap interval (see the recipe of
+    this module).
 
-    `per_prompt` has one row per prompt: one number, or several that belong together (scores before and after).
-    `statistic` maps any number of such rows to one number; the default is the mean. It is called once without each
-    cluster; the interval is NaN if any of these values is not finite. The same seed gives the same interval.
+    `per_prompt` has one row per prompt: one number, or several that belong together (scores before
+    and after). `statistic` maps any number of such rows to one number; the default is the mean. It
+    is called once without each cluster; the interval is NaN if any of these values is not finite.
+    The same seed gives the same interval.
 
-    Prompts that share a query are not independent: pass `clusters=batch.queries`. Without it, every prompt is its own
-    cluster. `bounds` are the smallest and largest possible value: ends do not exceed them, and an interval of zero
-    width, as for equal rows, is widened to the exact binomial width for the number of clusters: 30 of 30 correct
-    answers give 90.5% to 100%. The interval is NaN for a single cluster.
+    Prompts that share a query are not independent: pass `clusters=batch.queries`. Without it, every
+    prompt is its own cluster. `bounds` are the smallest and largest possible value: ends do not
+    exceed them, and an interval of zero width, as for equal rows, is widened to the exact binomial
+    width for the number of clusters: 30 of 30 correct answers give 90.5% to 100%. The interval is
+    NaN for a single cluster.
 
-    Raise InputError for fewer than two prompts, values that are not finite, a level outside 0 to 1, fewer than one
-    draw, a number of `clusters` other than that of prompts, or rows of several numbers without a `statistic`.
+    Raise InputError for fewer than two prompts, values that are not finite, a level outside 0 to 1,
+    fewer than one draw, a number of `clusters` other than that of prompts, or rows of several
+    numbers without a `statistic`.
     """
     rows = np.asarray(per_prompt.detach().cpu() if isinstance(per_prompt, Tensor) else per_prompt, dtype=float)
     n = len(rows)
@@ -131,10 +139,12 @@ def mean_intervals(
     bounds: tuple[float, float] | None = None,
     level: float = LEVEL,
 ) -> tuple[Float[np.ndarray, " column"], Float[np.ndarray, " column"], Float[np.ndarray, " column"]]:
-    """Return each column's mean and the low and high ends of its `bootstrap_interval` with `clusters`.
+    """Return each column's mean and the low and high ends of its `bootstrap_interval` with
+    `clusters`.
 
-    `rows` has one row per prompt, and `clusters` the query of each. Ends are NaN for a single cluster, and for a column
-    with a value that is not finite. Results have the same bytes in every process.
+    `rows` has one row per prompt, and `clusters` the query of each. Ends are NaN for a single
+    cluster, and for a column with a value that is not finite. Results have the same bytes in every
+    process.
     """
     cluster = cluster_index(clusters)
     sizes = np.bincount(cluster).astype(float)
@@ -156,11 +166,13 @@ def interval_table(
     *,
     value: str = "value",
 ) -> pd.DataFrame:
-    """Return means over prompts with their 95% intervals as a table, which figures take: one row per entry.
+    """Return means over prompts with their 95% intervals as a table, which figures take: one row
+    per entry.
 
-    `axes` names the axes after the first and their entries, in order, and `clusters` is the query of each prompt
-    (`PromptBatch.queries`). Columns: one for each axis, `value`, low and high, in the unit of `values`; the ends are
-    NaN for a single query. Raise InputError if the entries or the clusters do not match the shape of `values`.
+    `axes` names the axes after the first and their entries, in order, and `clusters` is the query
+    of each prompt (`PromptBatch.queries`). Columns: one for each axis, `value`, low and high, in
+    the unit of `values`; the ends are NaN for a single query. Raise InputError if the entries or
+    the clusters do not match the shape of `values`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -183,10 +195,11 @@ def interval_table(
 
 
 def leave_one_out_weights(clusters: Sequence[object] | np.ndarray) -> Float[np.ndarray, "draw row"]:
-    """Return the weights of the rows: first those of all rows, then those without each cluster. Weights sum to 1.
+    """Return the weights of the rows: first those of all rows, then those without each cluster.
+    Weights sum to 1.
 
-    A statistic of weighted rows, computed for each line of weights, is what `leave_one_out_interval` takes. For a
-    single cluster, there is only the first line.
+    A statistic of weighted rows, computed for each line of weights, is what
+    `leave_one_out_interval` takes. For a single cluster, there is only the first line.
     """
     cluster = cluster_index(clusters)
     n_clusters = int(cluster.max()) + 1
@@ -203,10 +216,11 @@ def leave_one_out_interval(
     bounds: tuple[float, float] | None = None,
     level: float = LEVEL,
 ) -> Interval:
-    """Return a statistic and its interval from its values for the lines of `leave_one_out_weights(clusters)`.
+    """Return a statistic and its interval from its values for the lines of
+    `leave_one_out_weights(clusters)`.
 
-    For a mean of the rows, this is `bootstrap_interval` with `clusters`. The interval is NaN for a single cluster, or
-    if any value is not finite. See `bootstrap_interval` for `bounds`.
+    For a mean of the rows, this is `bootstrap_interval` with `clusters`. The interval is NaN for a
+    single cluster, or if any value is not finite. See `bootstrap_interval` for `bounds`.
     """
     sizes = np.bincount(cluster_index(clusters)).astype(float)
     if len(sizes) < 2:
@@ -218,7 +232,9 @@ def leave_one_out_interval(
 def leave_one_out_means(
     rows: Float[np.ndarray, "prompt column"], clusters: Sequence[object] | np.ndarray
 ) -> Float[np.ndarray, "draw column"]:
-    """Return each column's mean for the lines of `leave_one_out_weights(clusters)`, with the same bytes everywhere."""
+    """Return each column's mean for the lines of `leave_one_out_weights(clusters)`, with the same
+    bytes everywhere.
+    """
     cluster = cluster_index(clusters)
     sizes = np.bincount(cluster)[:, None]
     sums = np.zeros((len(sizes), rows.shape[1]))
@@ -235,11 +251,13 @@ def with_random_sets(
     bounds: tuple[float, float] | None = None,
     level: float = LEVEL,
 ) -> Interval:
-    """Return the interval of a difference from a mean over random sets (item 4 of the recipe), or of that mean itself.
+    """Return the interval of a difference from a mean over random sets (item 4 of the recipe), or
+    of that mean itself.
 
-    `interval` is that over prompts, of the values that are already averaged over the sets; `means_of_sets` are the
-    means over prompts of each random set, in the same unit, one array for every condition of random sets. The ends are
-    NaN if any of these has fewer than `MIN_RANDOM_SETS` sets: with one or two, nothing says how much random sets vary.
+    `interval` is that over prompts, of the values that are already averaged over the sets;
+    `means_of_sets` are the means over prompts of each random set, in the same unit, one array for
+    every condition of random sets. The ends are NaN if any of these has fewer than
+    `MIN_RANDOM_SETS` sets: with one or two, nothing says how much random sets vary.
 
     Example:
         >>> from icl_lens.intervals import bootstrap_interval, with_random_sets
@@ -265,10 +283,11 @@ def with_random_sets(
 def beside_random_sets(
     value: float, values_of_sets: Float[np.ndarray, " set"] | Sequence[float], *, level: float = LEVEL
 ) -> Interval:
-    """Return a value of one prompt minus the mean of random sets, with the interval in which another set would lie.
+    """Return a value of one prompt minus the mean of random sets, with the interval in which
+    another set would lie.
 
-    This is Student's t prediction interval: it excludes zero if the value is outside of what random sets have. NaN for
-    fewer than `MIN_RANDOM_SETS` sets.
+    This is Student's t prediction interval: it excludes zero if the value is outside of what random
+    sets have. NaN for fewer than `MIN_RANDOM_SETS` sets.
     """
     n_sets = len(values_of_sets)
     if n_sets < MIN_RANDOM_SETS:
@@ -287,10 +306,12 @@ def studentized_ends(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Float[np.ndarray, "2 column"]:
-    """Return the low and high ends of the intervals of sums / sizes, each summed over clusters (items 1 to 3).
+    """Return the low and high ends of the intervals of sums / sizes, each summed over clusters
+    (items 1 to 3).
 
-    `sums` are the sums over the prompts of each cluster, and `sizes` their numbers. Clusters of size 0 are left out.
-    Ends are NaN if fewer than two are left, and for columns with a sum that is not finite.
+    `sums` are the sums over the prompts of each cluster, and `sizes` their numbers. Clusters of
+    size 0 are left out. Ends are NaN if fewer than two are left, and for columns with a sum that is
+    not finite.
     """
     sums, sizes = sums[sizes > 0], sizes[sizes > 0]
     n_clusters, n_columns = sums.shape
@@ -309,7 +330,8 @@ def studentized_ends(
             mean = sums[:, columns].sum(0) / total
             residuals = sums[:, columns] - mean * sizes[:, None]
             weighted = jackknife_weight * residuals
-            # Sums over clusters of the squared residuals of the data, and of those of each draw around its own mean.
+            # Sums over clusters of the squared residuals of the data, and of those of each draw
+            # around its own mean.
             squares = (weighted * residuals).sum(0)
             error = np.sqrt(squares * (n_clusters - 1) / n_clusters) / total
             change = resampled_sums(counts, residuals) / drawn_total
@@ -331,8 +353,9 @@ def resampled_sums(
 ) -> Float[np.ndarray, "draw column"]:
     """Return counts @ sums, with the same bytes on every machine and in every process.
 
-    The columns of `sums` are rounded to multiples of a power of two so small that they fill 52 bits. All products and
-    sums are then exact, whatever their order; those of equal columns are equal. `counts` are whole numbers.
+    The columns of `sums` are rounded to multiples of a power of two so small that they fill 52
+    bits. All products and sums are then exact, whatever their order; those of equal columns are
+    equal. `counts` are whole numbers.
     """
     with np.errstate(invalid="ignore"):  # columns that are not finite stay so
         largest = np.abs(sums).max(0) * counts.sum(1).max()
@@ -352,11 +375,13 @@ def cluster_index(clusters: Sequence[object] | np.ndarray) -> Int[np.ndarray, " 
 def draw_clusters(
     clusters: Sequence[object] | np.ndarray, *, draws: int = DRAWS, seed: int = 0
 ) -> tuple[Int[np.ndarray, "draw cluster"], Int[np.ndarray, " row"]]:
-    """Return how often each cluster is drawn in each bootstrap draw, and each row's index into the clusters.
+    """Return how often each cluster is drawn in each bootstrap draw, and each row's index into the
+    clusters.
 
-    Of G clusters, G − 1 are drawn, so that the spread of the draws is that of a mean over G clusters (Rao and Wu 1988).
-    A single cluster is always drawn once. Draws do not depend on the order of the rows. Use them for what is ranked
-    again in every draw, such as `selected`; intervals have their own draws (`studentized_ends`).
+    Of G clusters, G − 1 are drawn, so that the spread of the draws is that of a mean over G
+    clusters (Rao and Wu 1988). A single cluster is always drawn once. Draws do not depend on the
+    order of the rows. Use them for what is ranked again in every draw, such as `selected`;
+    intervals have their own draws (`studentized_ends`).
     """
     cluster = cluster_index(clusters)
     n_clusters = int(cluster.max()) + 1
@@ -366,7 +391,8 @@ def draw_clusters(
 
 
 def top_places(values: Float[np.ndarray, "draw item"], k: int) -> Float[np.ndarray, "draw item"]:
-    """Return 1 for the k largest items of each draw, else 0; items that tie for the last places share them.
+    """Return 1 for the k largest items of each draw, else 0; items that tie for the last places
+    share them.
 
     Rows sum to k. The mean over draws is the share of draws in which an item is among the first k.
     """
@@ -379,8 +405,8 @@ def top_places(values: Float[np.ndarray, "draw item"], k: int) -> Float[np.ndarr
 def student_quantile(probability: float, freedom: int) -> float:
     """Return the quantile of Student's t distribution, for a probability above ½.
 
-    t = sqrt(freedom) · tan(angle) has this distribution if the density of the angle is proportional to
-    cos(angle) ** (freedom − 1), which is summed here in steps of the trapezoidal rule.
+    t = sqrt(freedom) · tan(angle) has this distribution if the density of the angle is proportional
+    to cos(angle) ** (freedom − 1), which is summed here in steps of the trapezoidal rule.
     """
     angles = np.linspace(0, np.pi / 2, 200_001)
     density = np.cos(angles) ** (freedom - 1)
@@ -401,7 +427,9 @@ def _drawn_counts(n_clusters: int, draws: int, seed: int) -> Float[np.ndarray, "
 def _sums_from_leave_one_out(
     value: float, without: Float[np.ndarray, " cluster"], sizes: Float[np.ndarray, " cluster"]
 ) -> Float[np.ndarray, " cluster"]:
-    """Return the sums of the clusters for which a mean would have these values without each cluster."""
+    """Return the sums of the clusters for which a mean would have these values without each
+    cluster.
+    """
     total = sizes.sum()
     return value * total - without * (total - sizes)
 
@@ -416,7 +444,9 @@ def _interval(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Interval:
-    """Return the value with the studentized ends around the mean of the sums, moved to the value."""
+    """Return the value with the studentized ends around the mean of the sums, moved to the
+    value.
+    """
     low, high = studentized_ends(sums[:, None], sizes, level=level, draws=draws, seed=seed)[:, 0]
     shift = value - float(sums.sum() / sizes.sum())  # 0 for a mean, and small for a smooth statistic
     interval = Interval(value, float(low) + shift, float(high) + shift)

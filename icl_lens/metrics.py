@@ -1,4 +1,5 @@
-"""Accuracy, rank statistics and label biases; bootstrap intervals over prompts are in `icl_lens.intervals`.
+"""Accuracy, rank statistics and label biases; bootstrap intervals over prompts are in
+`icl_lens.intervals`.
 
 Axes named `batch` have one entry per prompt; `n`, `query` and `key` count any items.
 """
@@ -52,7 +53,9 @@ def __dir__() -> list[str]:
 def most_probable(
     scores: Float[Tensor, "*batch label"], choices: Bool[Tensor, "*#batch label"]
 ) -> Int[Tensor, "*batch"]:
-    """Return the index of each prompt's label with the highest score, among its `choices`; ties go to the first."""
+    """Return the index of each prompt's label with the highest score, among its `choices`; ties go
+    to the first.
+    """
     return scores.masked_fill(~choices.to(scores.device), -torch.inf).argmax(-1)
 
 
@@ -64,10 +67,11 @@ def is_correct(
 ) -> Bool[Tensor, " batch"]:
     """Return whether the answer scores highest among each prompt's labels.
 
-    `answer` has the index of each prompt's label, or the labels themselves for scores that carry them, as those of
-    `il.score` do. `choices` (`PromptBatch.label_mask`) restricts each prompt to its own labels; ties go to the first
-    label. Raise InputError if a prompt has no answer (-1), an answer is not among the choices, labels are given for
-    scores without labels, or the highest score is NaN or infinite.
+    `answer` has the index of each prompt's label, or the labels themselves for scores that carry
+    them, as those of `il.score` do. `choices` (`PromptBatch.label_mask`) restricts each prompt to
+    its own labels; ties go to the first label. Raise InputError if a prompt has no answer (-1), an
+    answer is not among the choices, labels are given for scores without labels, or the highest
+    score is NaN or infinite.
     """
     if not isinstance(answer, Tensor):
         answer = _label_indices(scores, answer)
@@ -93,7 +97,9 @@ def is_correct(
 
 
 def _label_indices(scores: Float[Tensor, "batch label"], answers: Sequence[str]) -> Int[Tensor, " batch"]:
-    """Return the column of each answer; raise InputError for scores without labels and for other labels."""
+    """Return the column of each answer; raise InputError for scores without labels and for other
+    labels.
+    """
     labels: tuple[str, ...] = getattr(scores, "labels", ())
     if not labels:
         raise InputError(
@@ -112,7 +118,8 @@ def accuracy(
     *,
     choices: Bool[Tensor, "batch label"] | None = None,
 ) -> float:
-    """Return the share of prompts whose answer scores highest among their labels, 0 to 1; see `is_correct`.
+    """Return the share of prompts whose answer scores highest among their labels, 0 to 1; see
+    `is_correct`.
 
     Example:
         >>> il.metrics.accuracy(il.score(model, batch), ["foo"])
@@ -131,7 +138,8 @@ def mean_reciprocal_rank(ranks: Int[Tensor, "*axes"]) -> float:
 
 
 def ranks_with_ties(values: Float[Tensor, "*rest n"]) -> Float[Tensor, "*rest n"]:
-    """Return each value's rank along the last axis, 0 for the smallest; equal values share the mean of their ranks.
+    """Return each value's rank along the last axis, 0 for the smallest; equal values share the mean
+    of their ranks.
 
     Raise InputError for NaN.
 
@@ -195,10 +203,11 @@ class Agreement(Result):
 
 
 def agreement(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head"], *, k: int = 20) -> Agreement:
-    """Return how well two scores of the same heads agree in ranking, such as causal effects and increases.
+    """Return how well two scores of the same heads agree in ranking, such as causal effects and
+    increases.
 
-    Scores are means over prompts. Ties share their mean rank. Raise InputError if k is not between 1 and the number of
-    heads, or if the shapes differ.
+    Scores are means over prompts. Ties share their mean rank. Raise InputError if k is not between
+    1 and the number of heads, or if the shapes differ.
 
     Example:
         >>> increase = il.head_log_prob_increase(acts, targets)[0]
@@ -216,7 +225,8 @@ def agreement(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head
 
 
 def auroc(scores: Float[Tensor, " n"], positive: Bool[Tensor, " n"]) -> float:
-    """Return the probability that a positive scores above a negative, ties counted half: 0 to 1, chance is ½.
+    """Return the probability that a positive scores above a negative, ties counted half: 0 to 1,
+    chance is ½.
 
     NaN if all items are positive, or none are. Raise InputError for NaN scores.
 
@@ -233,9 +243,11 @@ def auroc(scores: Float[Tensor, " n"], positive: Bool[Tensor, " n"]) -> float:
 
 
 def precision_at_1(scores: Float[Tensor, "query key"], same: Bool[Tensor, "query key"]) -> float:
-    """Return the share of queries whose highest-scoring key has the `same` class; ties count fractionally.
+    """Return the share of queries whose highest-scoring key has the `same` class; ties count
+    fractionally.
 
-    Keys to exclude from a query have a score of -inf. Raise InputError if a query has no finite score.
+    Keys to exclude from a query have a score of -inf. Raise InputError if a query has no finite
+    score.
 
     Example:
         >>> from icl_lens.metrics import precision_at_1
@@ -258,8 +270,8 @@ def label_log_odds(
 ) -> Float[Tensor, " batch"]:
     """Return the log-odds of one label against all other labels of a prompt, nats.
 
-    `scores` are log-probabilities; with two labels the result is their difference. Raise InputError if a prompt has no
-    such label (-1) or no other label.
+    `scores` are log-probabilities; with two labels the result is their difference. Raise InputError
+    if a prompt has no such label (-1) or no other label.
     """
     mask = torch.ones_like(scores, dtype=torch.bool) if choices is None else choices.to(scores.device)
     label = label.to(scores.device)
@@ -279,16 +291,18 @@ def label_aurocs(
     choices: Bool[Tensor, "batch label"] | None = None,
     weights: Float[np.ndarray, "draw batch"] | None = None,
 ) -> Float[np.ndarray, "draw label"]:
-    """Return how well each label's log-odds tell the prompts that have it as `label` from the others, 0 to 1.
+    """Return how well each label's log-odds tell the prompts that have it as `label` from the
+    others, 0 to 1.
 
-    For each label, this is the probability that its log-odds (`label_log_odds`) are larger in a prompt whose `label` it
-    is than in one where it is another choice; ties count half, chance is ½. A preference for a label, however strong,
-    does not change it, as it would accuracy. With `label=batch.answer`, it says whether a model tells the classes
-    apart. `scores` are log-probabilities.
+    For each label, this is the probability that its log-odds (`label_log_odds`) are larger in a
+    prompt whose `label` it is than in one where it is another choice; ties count half, chance is ½.
+    A preference for a label, however strong, does not change it, as it would accuracy. With
+    `label=batch.answer`, it says whether a model tells the classes apart. `scores` are
+    log-probabilities.
 
-    `weights` gives each prompt a weight in each line, as `intervals.leave_one_out_weights` does; without it, there is
-    one line, that of the data. NaN for a label that all prompts or none of them have. Raise InputError for prompts with
-    only one label.
+    `weights` gives each prompt a weight in each line, as `intervals.leave_one_out_weights` does;
+    without it, there is one line, that of the data. NaN for a label that all prompts or none of
+    them have. Raise InputError for prompts with only one label.
 
     Example:
         >>> from icl_lens.metrics import label_aurocs
@@ -319,7 +333,8 @@ def label_aurocs(
 
 
 def mean_aurocs(aurocs: Float[np.ndarray, "draw label"]) -> Float[np.ndarray, " draw"]:
-    """Return the mean over the labels that have an AUROC in the data, the first row of `label_aurocs`; NaN if none has.
+    """Return the mean over the labels that have an AUROC in the data, the first row of
+    `label_aurocs`; NaN if none has.
 
     A draw in which one of them has none is NaN.
     """
@@ -351,11 +366,13 @@ def bias_gap(
     answer: Int[Tensor, " batch"],
     favored: Int[Tensor, " batch"],
 ) -> float:
-    """Return the accuracy where the answer is the favored label minus the accuracy where it is not, -1 to 1.
+    """Return the accuracy where the answer is the favored label minus the accuracy where it is not,
+    -1 to 1.
 
-    With `favored=majority_label(…)` this is the majority-label bias, with `recent_label(…)` the recency bias. It is
-    zero if the model's answers do not depend on which label is favored, whatever its accuracy. Prompts that favor no
-    label (-1) are skipped. Raise InputError unless both kinds of prompts are present.
+    With `favored=majority_label(…)` this is the majority-label bias, with `recent_label(…)` the
+    recency bias. It is zero if the model's answers do not depend on which label is favored,
+    whatever its accuracy. Prompts that favor no label (-1) are skipped. Raise InputError unless
+    both kinds of prompts are present.
     """
     answer, favored = answer.to(correct.device), favored.to(correct.device)
     is_favored, is_other = (favored >= 0) & (answer == favored), (favored >= 0) & (answer != favored)

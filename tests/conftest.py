@@ -1,4 +1,6 @@
-"""Load the fixtures of `shared`, except in the process that hands out tests, whose start others await."""
+"""Load the fixtures of `shared`, except in the process that hands out tests, whose start others
+await.
+"""
 
 import gc
 import zlib

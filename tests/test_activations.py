@@ -1,4 +1,6 @@
-"""Capture: one pass that leaves the model unchanged, caches that do not fit the batch, other precisions."""
+"""Capture: one pass that leaves the model unchanged, caches that do not fit the batch, other
+precisions.
+"""
 
 import numpy as np
 import pytest
@@ -28,13 +30,13 @@ def test_capture_runs_the_model_once_and_leaves_nothing(gpt2, gpt2_batch):
 def test_an_index_selects_the_rows_of_the_batch(gpt2_acts, index):
     rows = list(range(3))[index] if isinstance(index, slice) else index
     rows = rows if isinstance(rows, list | tuple | range) else [int(rows) % 3]
-    chosen = gpt2_acts[index]
-    assert chosen.batch.prompts == tuple(gpt2_acts.batch.prompts[row] for row in rows)
+    selected = gpt2_acts[index]
+    assert selected.batch.prompts == tuple(gpt2_acts.batch.prompts[row] for row in rows)
     for name in ("resid_final", "z", "q", "pass_v"):
-        width = chosen.batch.tokens.shape[1]
+        width = selected.batch.tokens.shape[1]
         expected = getattr(gpt2_acts, name)[list(rows)]
-        assert torch.equal(getattr(chosen, name), expected[:, :, :width] if name == "pass_v" else expected), name
-    assert_close(chosen.label_log_probs, gpt2_acts.label_log_probs[list(rows)])
+        assert torch.equal(getattr(selected, name), expected[:, :, :width] if name == "pass_v" else expected), name
+    assert_close(selected.label_log_probs, gpt2_acts.label_log_probs[list(rows)])
 
 
 def test_an_edit_of_the_stream_itself_needs_check_off(gpt2, gpt2_batch):
@@ -54,8 +56,8 @@ def test_predicted_looks_at_the_prompts_own_labels(gpt2):
     assert batch.labels == ("bar", "foo", "no", "yes")
     assert int(acts.predicted[0]) in (0, 1)
     assert int(acts.predicted[1]) in (2, 3)
-    own = acts.label_log_probs[1, 2:]
-    assert int(acts.predicted[1]) == 2 + int(own.argmax())
+    choice_log_probs = acts.label_log_probs[1, 2:]
+    assert int(acts.predicted[1]) == 2 + int(choice_log_probs.argmax())
 
 
 @pytest.mark.parametrize(
@@ -83,17 +85,19 @@ def test_caches_of_shorter_or_longer_prompts_are_refused(gpt2, gpt2_batch):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
 def test_increases_in_other_precisions_are_those_in_float32(load_tiny, name, dtype):
-    """Half precision is captured in half and read out in float32, close to float32's numbers; float64 stays float64."""
-    single, other = load_tiny(name), load_tiny(name, dtype=dtype)
+    """Half precision is captured in half and read out in float32, close to float32's numbers;
+    float64 stays float64.
+    """
+    single, model = load_tiny(name), load_tiny(name, dtype=dtype)
     batch = il.tokenize(single, PROMPTS, prepend_bos=False)
-    acts, exact = il.capture(other, batch), il.capture(single, batch)
+    acts, exact = il.capture(model, batch), il.capture(single, batch)
     assert acts.resid_pre.dtype == dtype
     assert acts.readout.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    found = il.head_log_prob_increase(acts, batch.answer_tokens)
+    increases = il.head_log_prob_increase(acts, batch.answer_tokens)
     expected = il.head_log_prob_increase(exact, batch.answer_tokens)
-    assert found.dtype == acts.readout.dtype
+    assert increases.dtype == acts.readout.dtype
     rounding = max(tolerance(), tolerance(dtype, n_terms=1, scale=0.5))  # increases here are around a half
-    torch.testing.assert_close(found.float(), expected, atol=rounding, rtol=0)
+    torch.testing.assert_close(increases.float(), expected, atol=rounding, rtol=0)
     top = il.top_subheads(acts, k=5, by="increase")
     everything = il.subhead_log_prob_increase(acts, batch.answer_tokens)
     assert top.certified
@@ -107,24 +111,26 @@ def test_increases_in_other_precisions_are_those_in_float32(load_tiny, name, dty
 )
 def test_half_precision_finds_the_same_heads(name):
     """At least 18 of the 20 heads of largest mean increase are the same in bfloat16."""
-    found = {}
+    heads_by_dtype = {}
     for dtype in (torch.float32, torch.bfloat16):
         model = il.load_model(name, device="cpu", dtype=dtype)
         batch = il.tokenize(model, il.load_task("sentiment-number", n=64))
         top = il.top_heads(il.capture(model, batch), k=20, by="increase")
-        found[dtype] = set(top.heads)
-    assert len(found[torch.float32] & found[torch.bfloat16]) >= 18
+        heads_by_dtype[dtype] = set(top.heads)
+    assert len(heads_by_dtype[torch.float32] & heads_by_dtype[torch.bfloat16]) >= 18
 
 
 @pytest.fixture
 def written_out(monkeypatch):
-    """Return a list that collects the dtypes with which Hugging Face's written-out GELU is called."""
+    """Return a list that collects the dtypes with which Hugging Face's written-out GELU is
+    called.
+    """
     called = []
-    own = NewGELUActivation.forward
+    original_forward = NewGELUActivation.forward
 
     def forward(self, x):
         called.append(x.dtype)
-        return own(self, x)
+        return original_forward(self, x)
 
     monkeypatch.setattr(NewGELUActivation, "forward", forward)
     return called
@@ -132,7 +138,9 @@ def written_out(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gelu_is_one_kernel_in_passes_of_our_own(load_tiny, gpt2_batch, written_out, dtype):
-    """Numbers equal those of the model's own pass up to rounding; that pass stays unchanged, also after an error."""
+    """Numbers equal those of the model's own pass up to rounding; that pass stays unchanged, also
+    after an error.
+    """
     model = load_tiny("gpt2", dtype=dtype)
     layers = ModelView.of(model).n_layers
     tokens, mask = gpt2_batch.tokens, gpt2_batch.attention_mask

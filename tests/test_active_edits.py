@@ -1,4 +1,6 @@
-"""Inside `with` blocks and under hooks of one's own, results name the edits; their numbers are the edited model's."""
+"""Inside `with` blocks and under hooks of one's own, results name the edits; their numbers are the
+edited model's.
+"""
 
 import json
 from contextlib import nullcontext
@@ -25,34 +27,34 @@ HOOK = "blocks.0.hook_resid_pre"
 @pytest.fixture(scope="module")
 def explained(gpt2):
     """Explanations of the model as it is, with two heads zeroed, and under a hook."""
-    found = []
+    explanations = []
     for block in (nullcontext(), il.ablate_heads(gpt2, HEADS), gpt2.hooks(fwd_hooks=[(HOOK, lambda x, hook: 1.5 * x)])):
         with block:
-            found.append(il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), k=2, n_random=2))
-    return found
+            explanations.append(il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), k=2, n_random=2))
+    return explanations
 
 
 @pytest.mark.slow
 def test_an_explanation_names_the_edits_everywhere(gpt2, explained, tmp_path):
     plain, ablated, hooked = explained
-    assert [one.edits for one in explained] == [(), (ZEROED,), (f"hooks at {HOOK}",)]
+    assert [measured.edits for measured in explained] == [(), (ZEROED,), (f"hooks at {HOOK}",)]
     batch = il.tokenize(gpt2, [il.Prompt.parse(families.PROMPT, answer="foo")])
     with il.ablate_heads(gpt2, HEADS):
         assert_close(ablated.scores.log_probs, il.score(gpt2, batch)[0])
     assert abs(ablated.scores.log_probs[0] - plain.scores.log_probs[0]) > 1e-4
-    for one in (ablated, hooked):
-        note = f"All numbers are those of the edited model: {one.edits[0]}."
-        for text in (terminal_text(one), one.to_html(), str(one.edits), repr(one)):
-            assert note in text or one.edits[0] in text
-        assert note in terminal_text(one)
-        assert note in one.to_html()
+    for explanation in (ablated, hooked):
+        note = f"All numbers are those of the edited model: {explanation.edits[0]}."
+        for text in (terminal_text(explanation), explanation.to_html(), str(explanation.edits), repr(explanation)):
+            assert note in text or explanation.edits[0] in text
+        assert note in terminal_text(explanation)
+        assert note in explanation.to_html()
     assert "edited" not in terminal_text(plain)
     assert "those of the edited model" not in plain.to_html()
     ablated.save(tmp_path / "e.json")
     assert il.results.Explanation.load(tmp_path / "e.json") == ablated
-    both = il.compare(plain, ablated)
-    assert f"In B: All numbers are those of the edited model: {ZEROED}." in both.to_html()
-    assert ZEROED in repr(both)
+    comparison = il.compare(plain, ablated)
+    assert f"In B: All numbers are those of the edited model: {ZEROED}." in comparison.to_html()
+    assert ZEROED in repr(comparison)
 
 
 @pytest.mark.slow
@@ -62,7 +64,7 @@ def test_results_over_prompts_name_the_edits(gpt2, words):
     with il.ablate_heads(gpt2, HEADS):
         ablation = il.ablate_with_controls(gpt2, batch, ["L0H0"], n_random=1)
         check = il.task_check(gpt2, prompts)
-        both = il.compare_models(gpt2, gpt2, prompts)
+        comparison = il.compare_models(gpt2, gpt2, prompts)
         single, mean = il.head_effects(gpt2, batch, positions="last"), il.locate_effects(gpt2, batch, positions="last")
         located = il.locate_heads(gpt2, batch, k=2, against=batch.other_label_tokens)
         asked = {"by": "contrast", "n": 20}
@@ -73,10 +75,10 @@ def test_results_over_prompts_name_the_edits(gpt2, words):
     assert json.loads(ablation.to_json())["edits"] == [ZEROED]
     assert str(check).endswith(f"All numbers are those of the edited model: {ZEROED}.")
     assert check.to_dict()["edits"] == [ZEROED]
-    assert both.edits == ((ZEROED,), (ZEROED,))
-    assert f"Numbers of B are those of the edited model: {ZEROED}." in both.to_html()
-    for one in (single, mean, located):
-        assert one.edits == (ZEROED,)
+    assert comparison.edits == ((ZEROED,), (ZEROED,))
+    assert f"Numbers of B are those of the edited model: {ZEROED}." in comparison.to_html()
+    for measured in (single, mean, located):
+        assert measured.edits == (ZEROED,)
     assert ZEROED in repr(single)
     assert ZEROED in repr(located)
     assert ZEROED in mean.summary()
@@ -124,16 +126,16 @@ def test_circuits_parts_and_towers_name_the_edits(gpt2, words, tmp_path):
     acts.save(tmp_path / "acts.safetensors")
     assert il.Activations.load(tmp_path / "acts.safetensors", gpt2).edits == (ZEROED,)
     of_head = il.attention_score_parts(acts, "L2H1"), il.value_parts(acts, "L2H1", batch.answer_tokens)
-    for one in (circuit, parts, towers, edges, acts[:2]):
-        assert one.edits == (ZEROED,)
-    for one in (circuit, parts, towers, edges, acts, *of_head):
-        assert ZEROED in repr(one)
+    for measured in (circuit, parts, towers, edges, acts[:2]):
+        assert measured.edits == (ZEROED,)
+    for measured in (circuit, parts, towers, edges, acts, *of_head):
+        assert ZEROED in repr(measured)
     note = f"All numbers are those of the edited model: {ZEROED}."
-    for one in (circuit, parts, towers):
-        assert one.to_dict()["edits"] == [ZEROED]
+    for measured in (circuit, parts, towers):
+        assert measured.to_dict()["edits"] == [ZEROED]
     assert il.top_heads(acts, batch.answer_tokens, k=2).edits == (ZEROED,)
-    for shown in (circuit, parts, towers):
-        assert note in " ".join(shown_text(shown).split())
+    for page_source in (circuit, parts, towers):
+        assert note in " ".join(shown_text(page_source).split())
     assert note in towers.to_html()
     assert note in circuit.to_html()
     with gpt2.hooks(fwd_hooks=[(HOOK, lambda x, hook: 1.5 * x)]):  # saliency needs each head's own z
@@ -190,7 +192,9 @@ def test_a_hook_of_a_module_changes_the_numbers_that_name_it(gpt2):
 
 @pytest.mark.parametrize("positions", ["last", "all"])
 def test_a_hook_of_a_module_treats_each_prompt_as_in_a_block(load_tiny, positions):
-    """A hook that shifts the second prompt only: rows and restarts, in which prompts move, would shift others."""
+    """A hook that shifts the second prompt only: rows and restarts, in which prompts move, would
+    shift others.
+    """
     model = load_tiny("gpt2")
     batch = ragged(model)
     sets = [[], [il.Ablate(["L2H0"], positions=positions)], [il.Ablate(["L1H1", "L2H2"], positions=positions)]]
@@ -201,13 +205,13 @@ def test_a_hook_of_a_module_treats_each_prompt_as_in_a_block(load_tiny, position
         first[1] += torch.linspace(-1, 1, first.shape[-1])
 
     with model.blocks[1].mlp.register_forward_hook(shift):
-        found = il.score(model, batch, sets)
+        scores = il.score(model, batch, sets)
         for number, edits in enumerate(sets):
             with il.edited(model, *edits):
-                assert_close(found[:, number], il.score(model, batch))
-    changed = (found - plain).abs().amax((1, 2))
+                assert_close(scores[:, number], il.score(model, batch))
+    changed = (scores - plain).abs().amax((1, 2))
     assert changed[1] > 1e-3
-    assert_close(found[[0, 2]], plain[[0, 2]])
+    assert_close(scores[[0, 2]], plain[[0, 2]])
 
 
 def test_edits_of_other_threads_hold_while_edits_are_disabled_here(gpt2, gpt2_batch):

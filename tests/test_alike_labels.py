@@ -1,4 +1,6 @@
-"""Labels that begin alike: where they part, by hand; numbers at each decision, against the same text written out."""
+"""Labels that begin alike: where they part, by hand; numbers at each decision, against the same
+text written out.
+"""
 
 import json
 import re
@@ -22,7 +24,8 @@ PROMPTS = [
     il.Prompt(DEMONSTRATIONS, query, answer)
     for query, answer in zip("one like happy eight".split(), ANSWERS, strict=True)
 ]
-# Rows by hand: the prompt, what is appended, the answer's token, and the tokens of what it is compared with.
+# Rows by hand: the prompt, what is appended, the answer's token, and the tokens of what it is
+# compared with.
 ROWS = [
     (0, "", "cat", {"foo"}),
     (0, "cat", "dog", {"bar", "the"}),
@@ -109,13 +112,15 @@ def test_numbers_of_a_decision_are_those_of_the_text_written_out(gpt2, batch):
 
 FAMILIES = [
     "gpt2",
-    *(pytest.param(one, marks=pytest.mark.slow) for one in ("gptj", "neox", "llama_gqa", "qwen3", "opt")),
+    *(pytest.param(family, marks=pytest.mark.slow) for family in ("gptj", "neox", "llama_gqa", "qwen3", "opt")),
 ]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_whole_scores_are_sums_over_the_labels_tokens(load_tiny, family_run, name):
-    """Here every token of a label decides, so the sum is log p of the label and, after "cat", of what follows it."""
+    """Here every token of a label decides, so the sum is log p of the label and, after "cat", of
+    what follows it.
+    """
     model, hf = load_tiny(name), family_run(name).hf.float()
     prompts = [il.Prompt(DEMONSTRATIONS[:4], query) for query in ("one", "like")]
     batch = il.tokenize(model, prompts, template=LINES, prepend_bos=False)
@@ -143,7 +148,9 @@ def test_whole_scores_are_sums_over_the_labels_tokens(load_tiny, family_run, nam
 
 @pytest.mark.slow
 def test_calibration_demonstrations_and_towers_take_decisions(gpt2, batch):
-    """Row by row what they are for the row alone; texts removed from a prompt keep what is appended."""
+    """Row by row what they are for the row alone; texts removed from a prompt keep what is
+    appended.
+    """
     row_scores = [il.calibrated_scores(gpt2, batch[row], inputs=["nine", "red"]) for row in range(len(batch))]
     assert_close(il.calibrated_scores(gpt2, batch, inputs=["nine", "red"]), torch.cat(row_scores))
     removed = il.demonstration_effects(gpt2, batch, ways=["removed"]).log_odds[..., 0]
@@ -166,7 +173,9 @@ def test_calibration_demonstrations_and_towers_take_decisions(gpt2, batch):
 
 
 def test_a_check_compares_whole_labels(gpt2, monkeypatch):
-    """The model says "cat" (60 %) rather than "foo", but "foo" (40 %) rather than "cat dog" or "cat bar" (30 %)."""
+    """The model says "cat" (60 %) rather than "foo", but "foo" (40 %) rather than "cat dog" or "cat
+    bar" (30 %).
+    """
     probability = {"cat…": 0.6, "foo": 0.4, "cat dog": 0.5, "cat bar": 0.5}
 
     def score(model, batch):
@@ -210,7 +219,9 @@ def test_numbers_from_ten_on_are_labels():
     "row", [row if row % 3 == 1 else pytest.param(row, marks=pytest.mark.slow) for row in range(len(ROWS))]
 )
 def test_every_decision_is_shown(gpt2, batch, row):
-    """In the terminal and on the page, demonstrations have their whole labels, in the color of what stands for them."""
+    """In the terminal and on the page, demonstrations have their whole labels, in the color of what
+    stands for them.
+    """
     explanation = il.explain(gpt2, batch[row], k=2)
     text, page = terminal_text(explanation), explanation.to_html()
     for _, label in SHOWN:

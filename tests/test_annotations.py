@@ -1,4 +1,6 @@
-"""Annotations of the package are checked under pytest, except those of functions made within functions."""
+"""Annotations of the package are checked under pytest, except those of functions made within
+functions.
+"""
 
 from dataclasses import dataclass
 

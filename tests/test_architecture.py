@@ -1,7 +1,8 @@
 """The architecture: imports between packages point down, and none form a cycle.
 
-The contracts are in pyproject.toml ([tool.importlinter]); import-linter reads every import, including those inside
-functions and those for type checkers only. The tests check the contracts, and that violations on purpose are reported.
+The contracts are in pyproject.toml ([tool.importlinter]); import-linter reads every import,
+including those inside functions and those for type checkers only. The tests check the contracts,
+and that violations on purpose are reported.
 """
 
 import ast
@@ -52,7 +53,9 @@ def test_every_contract_is_kept():
 
 
 def imports_by_name(source):
-    """The names of modules that a source passes to `import_module` or `__import__`; "?" where it is not a constant."""
+    """The names of modules that a source passes to `import_module` or `__import__`; "?" where it is
+    not a constant.
+    """
     names = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):

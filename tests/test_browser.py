@@ -1,4 +1,5 @@
-"""Pages and notebook output in a real browser without a network: no requests, no messages, all elements drawn.
+"""Pages and notebook output in a real browser without a network: no requests, no messages, all
+elements drawn.
 
 Skipped where Chromium (Debian's `chromium`) or Playwright is missing.
 """
@@ -27,7 +28,9 @@ UNDRAWN = """[...document.querySelectorAll('.cv')].filter(
 
 @pytest.fixture
 def show(browser, tmp_path):
-    """Return a function that opens a page's source; at the end, assert that it made no requests, messages or errors."""
+    """Return a function that opens a page's source; at the end, assert that it made no requests,
+    messages or errors.
+    """
     seen, contexts = [], []
 
     def call(source, *, width=1280, scheme="light", prepare=None):
@@ -76,7 +79,9 @@ def test_every_element_of_the_page_is_drawn(show, request, which, scheme, width)
     n_layers, n_heads = len(explanation.all_heads.increase), len(explanation.all_heads.increase[0])
     assert page.locator(".cells button").count() == n_layers * n_heads
     assert page.locator("figure.bars rect").count() == 2 * n_layers
-    assert page.locator("mark").all_inner_texts() == [shown.label for shown in explanation.input.prompt.demonstrations]
+    assert page.locator("mark").all_inner_texts() == [
+        demonstration.label for demonstration in explanation.input.prompt.demonstrations
+    ]
     for report in explanation.heads:
         page.locator(f'button[data-value][data-head="{report.head}"]').click()
         panel = page.locator(f'.panel[data-head="{report.head}"]')
@@ -120,8 +125,8 @@ def test_a_click_on_a_head_shows_its_panel(show, paper):
     assert f"rank {rank} of 24" in text
     assert f"{abs(minus):.3f}" in text
     assert f"--top {rank} (k={rank} in Python)" in text
-    shown = panel.locator(".weights > span:nth-child(3n)").all_inner_texts()
-    assert [float(x) for x in shown] == pytest.approx(paper.all_heads.attention[layer][head], abs=5e-4)
+    weights = panel.locator(".weights > span:nth-child(3n)").all_inner_texts()
+    assert [float(x) for x in weights] == pytest.approx(paper.all_heads.attention[layer][head], abs=5e-4)
 
 
 @pytest.mark.parametrize(("width", "key"), [(1280, "ArrowRight"), (400, "ArrowDown")])
@@ -179,18 +184,20 @@ def test_any_token_is_shown_in_its_place_and_never_run(show, text):
         assert page.locator("img, iframe, .panel svg[onload], b:has-text('/b')").count() == 0
 
 
-@pytest.mark.parametrize("shown", ["page", "element"])
-def test_tokens_need_no_script(browser, tmp_path, paper, shown):
-    """White space and tokens wider than the screen too; without script, the panels of all located heads are open."""
+@pytest.mark.parametrize("kind", ["page", "element"])
+def test_tokens_need_no_script(browser, tmp_path, paper, kind):
+    """White space and tokens wider than the screen too; without script, the panels of all located
+    heads are open.
+    """
     tokens = [*paper.input.tokens[:11], "", " ", "long" * 40]
     explanation = ex.changed(paper, tokens=tuple(tokens), token_names=tuple(tokens))
     path = tmp_path / "page.html"
-    path.write_text(explanation.to_html() if shown == "page" else str(html.subhead_values(explanation)), "utf-8")
+    path.write_text(explanation.to_html() if kind == "page" else str(html.subhead_values(explanation)), "utf-8")
     context = opened(browser, viewport={"width": 360, "height": 900}, java_script_enabled=False, offline=True)
     page = context.new_page()
     page.goto(path.as_uri())
     strips = page.locator(".strip:visible")
-    assert strips.count() == (10 if shown == "page" else 4)
+    assert strips.count() == (10 if kind == "page" else 4)
     assert page.locator(".panel.other:visible").count() == 0
     for strip in strips.all():
         spans = strip.locator("> span")
@@ -290,7 +297,8 @@ def test_an_executed_notebook_shows_the_same(browser, notebook):
 def test_a_notebook_without_scripts_shows_the_static_twins(browser, notebook):
     convert(notebook, "--to", "html", "--output", "clean")
     path = notebook / "clean.html"
-    # A repository's viewer removes frames, scripts and style sheets with their content, and all style attributes.
+    # A repository's viewer removes frames, scripts and style sheets with their content, and all
+    # style attributes.
     source = re.sub(r"<(iframe|script|style)\b.*?</\1>", "", path.read_text(encoding="utf-8"), flags=re.S)
     path.write_text(re.sub(r' style="[^"]*"', "", source), encoding="utf-8")
     context = opened(browser, viewport={"width": 1280, "height": 900}, java_script_enabled=False, offline=True)
@@ -302,7 +310,9 @@ def test_a_notebook_without_scripts_shows_the_static_twins(browser, notebook):
 
 
 def assert_twins(page):
-    """Assert that the static versions of all six pictures show their numbers and words, and no source of a script."""
+    """Assert that the static versions of all six pictures show their numbers and words, and no
+    source of a script.
+    """
     text = " ".join(page.locator("body").inner_text().split())
     explanation = ex.made(words=["</script><script>alert(1)</script>"])
     assert text.count("Static version") == 6
@@ -344,7 +354,8 @@ def test_a_picture_is_dark_where_its_notebook_is(browser, tmp_path, paper, attri
         context.close()
 
 
-# Returns pairs of boxes (lines of text, bars; clipped where they scroll) that overlap by more than rounding.
+# Returns pairs of boxes (lines of text, bars; clipped where they scroll) that overlap by more than
+# rounding.
 OVERLAPS = """() => {
   const boxes = [];
   const add = (rect, element, what, bar) => {
@@ -376,7 +387,8 @@ OVERLAPS = """() => {
   });
   return found;
 }"""
-# CSS rules of host pages that could change the output; the last are invented, and worse than those of any host.
+# CSS rules of host pages that could change the output; the last are invented, and worse than those
+# of any host.
 HOSTS = {
     "page": None,
     "furo": """article { max-width: 46em } table { border-radius: .2rem; border-spacing: 0; border-collapse: collapse }
@@ -390,27 +402,31 @@ HOSTS = {
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_no_text_or_bar_overlaps_another(browser, tmp_path, paper, host):
-    """In a page of its own, and under the CSS rules of host pages, whose own style the output does not change."""
+    """In a page of its own, and under the CSS rules of host pages, whose own style the output does
+    not change.
+    """
     contrast = {
         "compared_with": ("bar",),
         "effect": paper.all_heads.increase,
-        "heads": tuple(replace(one, contrast=-one.increase, effect=one.increase) for one in paper.heads),
+        "heads": tuple(
+            replace(content, contrast=-content.increase, effect=content.increase) for content in paper.heads
+        ),
         "attn_contrast": paper.layers.attn,
         "ffn_contrast": paper.layers.ffn,
     }
     explanation = ex.changed(paper, **contrast)
-    shown = {"explain": explanation, "compare": il.compare(explanation, ex.made(seed=1))}
+    page_makers = {"explain": explanation, "compare": il.compare(explanation, ex.made(seed=1))}
     measured = (
         "(() => { const s = getComputedStyle(document.querySelector('#own')); return [...s].map(n => n + s[n]) })()"
     )
-    for name, width in itertools.product(shown, (360, 720, 1280)):
+    for name, width in itertools.product(page_makers, (360, 720, 1280)):
         path, rules = tmp_path / "shown.html", HOSTS[host]
-        own = '<table><tr><td id="own">host</td></tr></table>'
-        output = f'<div class="jp-RenderedHTMLCommon">{shown[name]._repr_html_()}</div>'
-        before, after = (f"<style>{rules}</style><article>{own}{one}</article>" for one in ("", output))
+        host_table = '<table><tr><td id="own">host</td></tr></table>'
+        output = f'<div class="jp-RenderedHTMLCommon">{page_makers[name]._repr_html_()}</div>'
+        before, after = (f"<style>{rules}</style><article>{host_table}{content}</article>" for content in ("", output))
         context = opened(browser, viewport={"width": width, "height": 900}, offline=True)
         page, style = context.new_page(), ()
-        for source in (shown[name].to_html(),) if rules is None else (before, after):
+        for source in (page_makers[name].to_html(),) if rules is None else (before, after):
             path.write_text(f"<!doctype html><meta charset=utf-8>{source}", encoding="utf-8")
             page.goto(path.as_uri())
             style = page.evaluate(measured) if source is before else style
@@ -426,12 +442,14 @@ def test_no_text_or_bar_overlaps_another(browser, tmp_path, paper, host):
 
 @pytest.fixture(scope="module")
 def lab(notebook, tmp_path_factory):
-    """Start a dark JupyterLab with look.ipynb (trusted) and other.ipynb (the same, not trusted); yield its address."""
+    """Start a dark JupyterLab with look.ipynb (trusted) and other.ipynb (the same, not trusted);
+    yield its address.
+    """
     command, home = jupyter("jupyter-lab"), tmp_path_factory.mktemp("home")
     environment = jupyter_home(home)
-    other = json.loads((notebook / "look.ipynb").read_text())
-    other["cells"][0]["source"] = ["# another\n", *other["cells"][0]["source"]]
-    (notebook / "other.ipynb").write_text(json.dumps(other))
+    loaded = json.loads((notebook / "look.ipynb").read_text())
+    loaded["cells"][0]["source"] = ["# another\n", *loaded["cells"][0]["source"]]
+    (notebook / "other.ipynb").write_text(json.dumps(loaded))
     trust = [str(Path(command[0]).with_name("jupyter-trust")), "look.ipynb"]
     subprocess.run(trust, cwd=notebook, env=os.environ | environment, check=True, capture_output=True)
     with served(command, notebook, home, **environment) as address:

@@ -27,7 +27,9 @@ def test_a_batchs_prior_is_the_mean_over_its_prompts(gpt2):
 
 @pytest.mark.parametrize("method", ["contextual", "batch"])
 def test_a_planted_preference_for_a_label_cancels(tmp_path, method):
-    """A two-tower model that always says "bar" because it prefers it: half right; calibrated, nearly always."""
+    """A two-tower model that always says "bar" because it prefers it: half right; calibrated,
+    nearly always.
+    """
     truth = build("two-tower", tmp_path, preference=12.0, preferred="bar")
     model = il.load_model(str(truth.folder))
     prompts = il.load_task("sentiment-number", path=truth.words, n=40)
@@ -40,9 +42,9 @@ def test_a_planted_preference_for_a_label_cancels(tmp_path, method):
 def test_prompts_with_labels_of_their_own(load_tiny):
     """Each prompt is calibrated among its own labels, and others have no probability."""
     model = load_tiny("gpt2")
-    other = il.Prompt.parse("love : happy eight : sad one :", answer="sad")
-    batch = il.tokenize(model, [*PROMPTS, other], prepend_bos=False)
+    prompt = il.Prompt.parse("love : happy eight : sad one :", answer="sad")
+    batch = il.tokenize(model, [*PROMPTS, prompt], prepend_bos=False)
     for method in ("contextual", "batch"):
-        found = il.calibrated_scores(model, batch, method, inputs=["nine"]).exp()
-        assert_close(found.sum(1), torch.ones(4))
-        assert torch.equal(found > 0, batch.label_mask)
+        probabilities = il.calibrated_scores(model, batch, method, inputs=["nine"]).exp()
+        assert_close(probabilities.sum(1), torch.ones(4))
+        assert torch.equal(probabilities > 0, batch.label_mask)

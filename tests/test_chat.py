@@ -1,4 +1,6 @@
-"""Chat templates: the tokens are those of the tokenizer's own `apply_chat_template`, and labels are where they are."""
+"""Chat templates: the tokens are those of the tokenizer's own `apply_chat_template`, and labels are
+where they are.
+"""
 
 import copy
 import threading
@@ -50,33 +52,33 @@ def chatting(template: str | None):
 
 def messages(prompt, text="{text}", label="{label}", system=None):
     turns = [] if system is None else [{"role": "system", "content": system}]
-    for shown in prompt.demonstrations:
-        turns.append({"role": "user", "content": text.format(text=shown.text)})
-        turns.append({"role": "assistant", "content": label.format(label=shown.label)})
+    for demonstration in prompt.demonstrations:
+        turns.append({"role": "user", "content": text.format(text=demonstration.text)})
+        turns.append({"role": "assistant", "content": label.format(label=demonstration.label)})
     return [*turns, {"role": "user", "content": text.format(text=prompt.query)}]
 
 
 @pytest.mark.parametrize(
     ("template", "options"),
-    [(one, {}) for one in (CHATML, HEADERS, NO_SYSTEM, INSTRUCTIONS)]
-    + [(one, {"text": "Text: {text}\nLabel?"}) for one in (CHATML, HEADERS, NO_SYSTEM, INSTRUCTIONS)]
-    + [(one, {"system": "You label texts."}) for one in (CHATML, HEADERS)],
+    [(chat_format, {}) for chat_format in (CHATML, HEADERS, NO_SYSTEM, INSTRUCTIONS)]
+    + [(chat_format, {"text": "Text: {text}\nLabel?"}) for chat_format in (CHATML, HEADERS, NO_SYSTEM, INSTRUCTIONS)]
+    + [(chat_format, {"system": "You label texts."}) for chat_format in (CHATML, HEADERS)],
 )
 def test_tokens_are_those_of_the_tokenizers_own_template(template, options):
     model = chatting(template)
-    found = il.Template.chat(model, **options)
-    batch = il.tokenize(model, PROMPTS, template=found)
+    chat = il.Template.chat(model, **options)
+    batch = il.tokenize(model, PROMPTS, template=chat)
     for row, prompt in enumerate(PROMPTS):
         text = model.tokenizer.apply_chat_template(messages(prompt, **options), **ASKED)
         assert batch.texts[row] == text
         ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
         assert batch.tokens[row, : int(batch.last[row]) + 1].tolist() == ids
-        for shown, (start, end) in zip(prompt.demonstrations, batch.label_ranges[row].tolist(), strict=False):
-            assert model.tokenizer.decode(ids[start:end]).strip() == shown.label
+        for demonstration, (start, end) in zip(prompt.demonstrations, batch.label_ranges[row].tolist(), strict=False):
+            assert model.tokenizer.decode(ids[start:end]).strip() == demonstration.label
         parts = [ids[start:end] for start, end in batch.demonstration_ranges[row].tolist() if start >= 0]
-        for shown, part in zip(prompt.demonstrations, map(model.tokenizer.decode, parts), strict=True):
-            assert part.count(shown.text) == part.count(shown.label) == 1
-            assert part.endswith(found.demonstration.partition("{label}")[2])
+        for demonstration, part in zip(prompt.demonstrations, map(model.tokenizer.decode, parts), strict=True):
+            assert part.count(demonstration.text) == part.count(demonstration.label) == 1
+            assert part.endswith(chat.demonstration.partition("{label}")[2])
 
 
 def test_what_the_model_says_before_the_label_is_written_at_the_query():

@@ -1,4 +1,6 @@
-"""The cheat sheet: its lines run, its commands parse, and the terminal, the page and llms.txt show the same."""
+"""The cheat sheet: its lines run, its commands parse, and the terminal, the page and llms.txt show
+the same.
+"""
 
 import re
 import shlex
@@ -63,16 +65,16 @@ SERVES = "icl-lens live"  # until Ctrl-C: tests/test_live_browser.py
 @pytest.mark.parametrize("line", [line for line in COMMANDS if not line.startswith(SERVES)])
 def test_the_commands_run(line, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, said, errors = run(*shlex.split(line)[1:])
-    assert (code, bool(said)) == (0, True), errors
+    code, output, errors = run(*shlex.split(line)[1:])
+    assert (code, bool(output)) == (0, True), errors
 
 
 def test_the_terminal_shows_every_line_in_80_columns(run):
-    code, said, _ = run("--examples")
-    assert (code, said) == (0, as_text(SHEET) + "\n")
-    assert max(map(len, said.splitlines())) <= 80
-    assert not re.search("```|^#|^[|]|\\*\\*", said, re.MULTILINE), "Markdown"
-    lines = said.splitlines()
+    code, output, _ = run("--examples")
+    assert (code, output) == (0, as_text(SHEET) + "\n")
+    assert max(map(len, output.splitlines())) <= 80
+    assert not re.search("```|^#|^[|]|\\*\\*", output, re.MULTILINE), "Markdown"
+    lines = output.splitlines()
     for code_line in "".join([*PYTHON, BASH]).splitlines():
         assert not code_line or INDENT + code_line in lines
     headings = [line for line in lines if line and not line.startswith(INDENT)]
@@ -88,14 +90,14 @@ def test_the_page_includes_the_file():
 
 def test_llms_txt_is_written_from_the_sheet_and_links_to_every_page(tmp_path):
     text = llms_txt.text()
-    start, rest = text.partition("## Cheat sheet\n\n")[::2]
+    start, after_heading = text.partition("## Cheat sheet\n\n")[::2]
     assert start.startswith("# icl_lens\n\n> ")
-    assert rest.startswith(SHEET.replace("## ", "### ").strip())
+    assert after_heading.startswith(SHEET.replace("## ", "### ").strip())
     docs = ROOT / "docs"
     links = re.findall(r"^- \[.+\]\((\S+)\.html\): .{8,}[.]$", text, re.MULTILINE)
     sources = {path.relative_to(docs) for kind in ("md", "ipynb") for path in docs.rglob(f"*.{kind}")}
-    sources = {one.with_suffix("").as_posix() for one in sources if one.parts[0] != "_build"}
-    own_list = {one for one in sources if one.startswith("results/")} - {"results/index"}
+    sources = {source.with_suffix("").as_posix() for source in sources if source.parts[0] != "_build"}
+    own_list = {source for source in sources if source.startswith("results/")} - {"results/index"}
     assert set(links) == sources - {"index"} - own_list
     site = SimpleNamespace(outdir=tmp_path, builder=SimpleNamespace(format="html"))
     with pytest.raises(FileNotFoundError, match=r"guide\.html"):

@@ -1,4 +1,6 @@
-"""`icl-lens circuit` and its figures: tables equal Python's; resumed and distributed runs write the same bytes."""
+"""`icl-lens circuit` and its figures: tables equal Python's; resumed and distributed runs write the
+same bytes.
+"""
 
 import json
 import math
@@ -38,82 +40,84 @@ def unbroken(inputs, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(gpt2, words):
+def located_circuit(gpt2, words):
     """What Python finds on the same prompts."""
     halves = CircuitTask(task=TASK, path=words, n=N).split_prompts(0)
     return il.locate_circuit(gpt2, *halves, HEADS, n_edges=5, n_random=3)
 
 
 @pytest.mark.slow
-def test_files_and_text_are_what_python_finds(inputs, found, tmp_path, monkeypatch, capsys):
+def test_files_and_text_are_what_python_finds(inputs, located_circuit, tmp_path, monkeypatch, capsys):
     out, page, numbers = tmp_path / "out", tmp_path / "page.html", tmp_path / "circuit.json"
-    code, said, _ = call(monkeypatch, capsys, *inputs, "--out", out, "--html", page, "--json", numbers)
+    code, output, _ = call(monkeypatch, capsys, *inputs, "--out", out, "--html", page, "--json", numbers)
     assert code == 0
     for name in TABLES:
         table = pd.read_parquet(out / f"{name}.parquet")
         pd.testing.assert_frame_equal(table, pd.read_csv(out / f"{name}.csv"))
-        pd.testing.assert_frame_equal(table, getattr(found, name), rtol=1e-4, atol=1e-5)
-    graph, drawn = (out / "circuit.svg").read_text(), found.edges.to_dict("records")
+        pd.testing.assert_frame_equal(table, getattr(located_circuit, name), rtol=1e-4, atol=1e-5)
+    graph, drawn = (out / "circuit.svg").read_text(), located_circuit.edges.to_dict("records")
     assert len(drawn) == 5
     assert all(f"<!-- {edge['writer']} -->" in graph for edge in drawn)
     result, written = json.loads((out / "result.json").read_text()), json.loads(numbers.read_text())["summary"]
-    assert written["sentences"] == result["sentences"] == found.sentences()
+    assert written["sentences"] == result["sentences"] == located_circuit.sentences()
     assert (written["model"], written["chosen"], written["task_check"]) == ("gpt2", "selected", None)
     assert written["edges"] == result["edges"]
-    text, html_text = (" ".join(shown.split()) for shown in (said, Page(page.read_text()).text))
+    text, html_text = (" ".join(report.split()) for report in (output, Page(page.read_text()).text))
     label_words = "Label words: 'bar', 'foo'. They change classes from prompt to prompt."
     assert text.startswith(f"{label_words} First of {N} prompts:")
-    for shown in (text, html_text):
-        for sentence in found.sentences():
-            assert sentence in shown
-        for row in found.edges.to_dict("records"):
-            assert row["edge"] in shown
-            assert f"{signed(row['low'])} … {signed(row['high'])}" in shown
-        assert f"replaces what the writer wrote by its mean over tokens of the same role in {N} prompts" in shown
+    for report in (text, html_text):
+        for sentence in located_circuit.sentences():
+            assert sentence in report
+        for row in located_circuit.edges.to_dict("records"):
+            assert row["edge"] in report
+            assert f"{signed(row['low'])} … {signed(row['high'])}" in report
+        assert f"replaces what the writer wrote by its mean over tokens of the same role in {N} prompts" in report
     links = [a[k] for _, a in Page(page.read_text()).elements for k in ("src", "href") if a.get(k)]
     assert links[0] == "data:,"
-    assert len(links) == 2 + found.is_defined
+    assert len(links) == 2 + located_circuit.is_defined
     assert all(link.startswith("data:image/png;base64,") for link in links[1:])
 
 
 @pytest.mark.slow
 def test_heads_are_located_on_the_prompts_that_rank_edges(icl_mini, tmp_path, monkeypatch, capsys):
-    """Heads are ranked by contrast on the locating half; the folder refuses other heads and other prompts."""
+    """Heads are ranked by contrast on the locating half; the folder refuses other heads and other
+    prompts.
+    """
     out, numbers = tmp_path / "out", tmp_path / "circuit.json"
     task = ["circuit", "-t", TASK, "-n", 8, "--no-check", "--edges", 2, "--random-sets", 3, "--device", "cpu"]
-    code, said, _ = call(monkeypatch, capsys, *task, "-k", 2, "--out", out, "--json", numbers)
+    code, output, _ = call(monkeypatch, capsys, *task, "-k", 2, "--out", out, "--json", numbers)
     assert code == 0
     locating, _ = CircuitTask(task=TASK, n=8).split_prompts(0)
     from icl_lens.locate.locate import top_heads_by
 
     heads = list(map(str, top_heads_by(icl_mini, il.tokenize(icl_mini, locating), 2, by="contrast")))
     assert json.loads(numbers.read_text())["readers"] == heads
-    assert f"{', '.join(heads)}, located by contrast on 8 other prompts (with other queries)" in said
+    assert f"{', '.join(heads)}, located by contrast on 8 other prompts (with other queries)" in output
     manifest = json.loads((out / "manifest.json").read_text())
     assert (manifest["by"], manifest["heads"], manifest["n_edges"], manifest["n_random"]) == ("circuit", heads, 2, 3)
     ranked, tested = task.index("-n") + 1, ["--seed", 1]
-    for others, named in (([*task, "--heads", heads[0]], "heads="), ([*task, "-k", 2, *tested], "--seed 0")):
-        code, _, said = call(monkeypatch, capsys, *others, "--out", out)
-        assert (code, f"holds a run with {named}" in said) == (2, True), said
-    code, _, said = call(monkeypatch, capsys, *task, "--reader-at", "label")
-    assert (code, "--reader-at label needs --heads" in said) == (2, True), said
+    for arguments, named in (([*task, "--heads", heads[0]], "heads="), ([*task, "-k", 2, *tested], "--seed 0")):
+        code, _, output = call(monkeypatch, capsys, *arguments, "--out", out)
+        assert (code, f"holds a run with {named}" in output) == (2, True), output
+    code, _, output = call(monkeypatch, capsys, *task, "--reader-at", "label")
+    assert (code, "--reader-at label needs --heads" in output) == (2, True), output
     task[ranked] = 7  # 8 prompts rank edges as before, 7 test them
-    code, _, said = call(monkeypatch, capsys, *task, "-k", 2, "--out", out)
-    assert (code, "holds a run with n=8, got n=7 (and 1 more differ)" in said) == (2, True), said
+    code, _, output = call(monkeypatch, capsys, *task, "-k", 2, "--out", out)
+    assert (code, "holds a run with n=8, got n=7 (and 1 more differ)" in output) == (2, True), output
 
 
 @pytest.mark.slow
 def test_heads_act_where_reader_at_says(inputs, gpt2, words, tmp_path, monkeypatch, capsys):
     page, numbers = tmp_path / "page.html", tmp_path / "circuit.json"
     options = ["--reader-at", "label", "--edges", 2, "--html", page, "--json", numbers]
-    code, said, _ = call(monkeypatch, capsys, *inputs, *options)
+    code, output, _ = call(monkeypatch, capsys, *inputs, *options)
     halves = CircuitTask(task=TASK, path=words, n=N).split_prompts(0)
-    found = il.locate_circuit(gpt2, *halves, HEADS, reader_at="label", n_edges=2, n_random=3)
+    circuit = il.locate_circuit(gpt2, *halves, HEADS, reader_at="label", n_edges=2, n_random=3)
     assert code == 0
-    pd.testing.assert_frame_equal(il.results.Circuit.load(numbers).edges, found.edges, rtol=1e-4, atol=1e-5)
-    assert found.edges["edge"].str.endswith(" at label").all()
-    for shown in (" ".join(said.split()), Page(page.read_text()).text):
-        assert f"With all {found.n_edges} edges into {len(HEADS)} heads at label tokens" in shown
+    pd.testing.assert_frame_equal(il.results.Circuit.load(numbers).edges, circuit.edges, rtol=1e-4, atol=1e-5)
+    assert circuit.edges["edge"].str.endswith(" at label").all()
+    for report in (" ".join(output.split()), Page(page.read_text()).text):
+        assert f"With all {circuit.n_edges} edges into {len(HEADS)} heads at label tokens" in report
 
 
 @pytest.mark.slow
@@ -132,25 +136,27 @@ def test_two_processes_write_the_same_bytes(inputs, unbroken, tmp_path):
 
 @pytest.mark.slow
 def test_killed_and_shared_runs_at_labels_write_the_same_bytes(inputs, tmp_path):
-    """One run dies while it ranks edges, and again while it removes them; another has two processes."""
+    """One run dies while it ranks edges, and again while it removes them; another has two
+    processes.
+    """
     inputs, whole, out, shared = (
         [*inputs, "-n", CHUNKS, "--reader-at", "label"],
         *(tmp_path / name for name in ("whole", "out", "two")),
     )
     unbroken = undisturbed(main, ["icl-lens", *inputs, "--out", whole], whole)
     expected = sorted(name for name in unbroken if name.startswith(("estimates-", "removals-")))
-    kept, processes = {}, set[int]()
+    files_before, processes = {}, set[int]()
     for kind in ("estimates", "removals", None):
         process = forked(main, ["icl-lens", *inputs, "--out", out], dies_after=1 if kind else None, kind=kind)
         assert ended(process) == (-signal.SIGKILL if kind else 0)
         processes.add(process)
         written = stamps(out, "*-*.parquet")
-        assert kept.items() <= written.items()
+        assert files_before.items() <= written.items()
         assert (max(written), "edges.parquet" in contents(out)) == (
             f"{kind}-00000.parquet" if kind else expected[-1],
             not kind,
         )
-        kept = written
+        files_before = written
     assert len(processes) == 3
     assert contents(out) == unbroken
     (run,), chunks = launched(LAUNCHES["torchrun"], [*inputs, "--out", shared], tmp_path / "log")
@@ -165,7 +171,9 @@ def test_killed_and_shared_runs_at_labels_write_the_same_bytes(inputs, tmp_path)
 
 
 def made(rows):
-    """Return a circuit with these edges: reader, part, writer, role, effect, and half the width of its interval."""
+    """Return a circuit with these edges: reader, part, writer, role, effect, and half the width of
+    its interval.
+    """
     edges = pd.DataFrame(
         [
             {
@@ -245,7 +253,9 @@ def test_the_graph_has_readers_in_the_column_of_the_tokens_where_they_act():
 
 
 def many():
-    """Yield edges into more heads than fit next to each other, and from five writers of one role and layer."""
+    """Yield edges into more heads than fit next to each other, and from five writers of one role
+    and layer.
+    """
     for i in range(5):
         yield "L29H1", "k", f"L17H1{i}", "label", 0.1, 0.2
     for i in range(40):
@@ -268,7 +278,7 @@ def test_no_name_covers_another(rows, width):
         (text.get_text(), (text.get_bbox_patch() or text).get_window_extent(canvas.get_renderer()))
         for text in [*ax.texts, *ax.get_yticklabels(), *figure.legends[0].get_texts()]
     ]
-    covered = [(a, b) for (a, one), (b, other) in combinations(boxes, 2) if one.overlaps(other)]
+    covered = [(a, b) for (a, first_box), (b, second_box) in combinations(boxes, 2) if first_box.overlaps(second_box)]
     assert covered == []
     inside = figure.bbox
     assert [name for name, box in boxes if box.x0 < 0 or box.x1 > inside.x1 or box.y0 < 0 or box.y1 > inside.y1] == []
@@ -285,13 +295,13 @@ def test_the_curve_is_the_table():
 
 
 def test_without_an_effect_there_is_no_curve():
-    found = made(FEW)
-    found = replace(found, scores=found.scores.assign(low=-1.0))
+    without_effect = made(FEW)
+    without_effect = replace(without_effect, scores=without_effect.scores.assign(low=-1.0))
     with pytest.raises(il.InputError, match="includes 0"):
-        plots.circuit_curve(found)
+        plots.circuit_curve(without_effect)
     with pytest.raises(il.InputError, match="n must be at least 1"):
-        plots.circuit(found, n=0)
-    page = Page(found.to_html())
+        plots.circuit(without_effect, n=0)
+    page = Page(without_effect.to_html())
     assert len(page.all("img")) == 1
     assert "faithfulness is not defined" in page.text
     assert "random edges" not in page.text
@@ -299,7 +309,7 @@ def test_without_an_effect_there_is_no_curve():
 
 def test_user_text_on_the_page_stays_text():
     word = "<img src=x onerror=alert(1)>"
-    given = dict.fromkeys(("model", "text", "chosen", "behavior", "command"), word)
-    page = Page(views.page(made(FEW), **given))
+    page_texts = dict.fromkeys(("model", "text", "chosen", "behavior", "command"), word)
+    page = Page(views.page(made(FEW), **page_texts))
     assert page.text.count(word) >= 5
     assert len(page.all("img")) == 2

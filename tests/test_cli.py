@@ -1,4 +1,6 @@
-"""The command line: what it prints and writes, and one clear line with exit code 2 for bad input."""
+"""The command line: what it prints and writes, and one clear line with exit code 2 for bad
+input.
+"""
 
 import itertools
 import json
@@ -111,11 +113,11 @@ def test_the_bundled_model_explains_the_papers_prompt(tmp_path):
     assert numbers["summary"]["predicted"] == "foo"
 
 
-@pytest.mark.parametrize(("argument", "shown"), [("models", "icl-mini"), ("--help", "explain")])
-def test_models_and_help_need_no_model(run, argument, shown):
+@pytest.mark.parametrize(("argument", "expected"), [("models", "icl-mini"), ("--help", "explain")])
+def test_models_and_help_need_no_model(run, argument, expected):
     code, out, _ = run(argument)
     assert code == 0
-    assert shown in out
+    assert expected in out
 
 
 COMMANDS = ("explain", "check", "locate", "ablate", "towers", "circuit", "compare")
@@ -172,12 +174,12 @@ def test_a_check_is_kept_for_the_other_commands(run, tiny, words, monkeypatch, t
 @pytest.mark.slow
 def test_a_check_of_other_prompts_is_another(run, tiny, words, tmp_path):
     task = ("-t", "sentiment-number", "--path", words, "-m", tiny, "-n", 20)
-    found = []
+    digests = []
     for options in ((), ("--seed", 1), ("--separator", " : "), ("--labels", "yes,no")):
         code, _, error = run("check", *task, *options, "--json", tmp_path / "x.json")
         assert code == 0, error
-        found.append(json.loads((tmp_path / "x.json").read_text())["digest"])
-    assert len(set(found)) == 4
+        digests.append(json.loads((tmp_path / "x.json").read_text())["digest"])
+    assert len(set(digests)) == 4
     assert len(list(stored_checks.checks_folder().iterdir())) == 4
 
 
@@ -206,9 +208,11 @@ TEMPLATE = ("--template", "{text}\\n: {label}", "--separator", "\\n")
 
 @pytest.fixture(scope="module")
 def six(tmp_path_factory):
-    """Return options that read a CSV of six classes in the bundled model's words, and three prompts of that task."""
+    """Return options that read a CSV of six classes in the bundled model's words, and three prompts
+    of that task.
+    """
     words = json.loads((Path(il.__file__).parent / "bundled" / "words.json").read_text())["categories"]
-    rows = [f"{word} {other},{kind}" for kind in SIX for word, other in itertools.pairwise(words[kind][:20])]
+    rows = [f"{word} {partner},{kind}" for kind in SIX for word, partner in itertools.pairwise(words[kind][:20])]
     file = tmp_path_factory.mktemp("six") / "kinds.csv"
     file.write_text("\n".join(["note,kind", *rows]))
     labels = "foo,bar,frob,blick,waldo,thud"
@@ -224,10 +228,10 @@ def test_a_task_of_six_classes_is_the_same_in_every_command_and_in_python(run, s
     template = il.Template("{text}\n: {label}", "{text}\n:", separator="\n")
     code, out, err = run("explain", *options, *TEMPLATE, "--json", tmp_path / "x.json")
     assert code == 0, err
-    shown = il.results.Explanation.load(tmp_path / "x.json")
-    assert shown.input.prompt == prompts[0]
+    loaded = il.results.Explanation.load(tmp_path / "x.json")
+    assert loaded.input.prompt == prompts[0]
     explained = [il.explain(icl_mini, prompt, template=template) for prompt in prompts[:2]]
-    assert shown == explained[0]
+    assert loaded == explained[0]
     code, out, err = run("locate", *options, *TEMPLATE, "-n", 3)
     assert code == 0, err
     batch = il.tokenize(icl_mini, prompts, template=template)
@@ -265,14 +269,23 @@ def test_many_labels_fit_a_terminal(six, icl_mini):
     """At 80 columns, no word is broken, and the prompt is shown as written."""
     _, prompts = six
     labels = ("joyful", "furious", "melancholic", "terrified", "disgusted", "astonished")
-    found = il.explain(icl_mini, prompts[0], template=il.Template("{text}\n: {label}", "{text}\n:", separator="\n"))
+    explanation = il.explain(
+        icl_mini, prompts[0], template=il.Template("{text}\n: {label}", "{text}\n:", separator="\n")
+    )
     whole = {"spellings": ((("␣mel", "anch", "ol", "ic"),) * 6), "whole_log_probs": (-42.75,) * 6}
     whole |= {"scored_tokens": ("␣mel",) * 6, "log_probs": (-12.5,) * 6}
-    shown = [replace(one, label=labels[found.labels.index(one.label)]) for one in prompts[0].demonstrations]
-    prompt = il.Prompt(shown, prompts[0].query, labels=[labels[found.labels.index(one)] for one in prompts[0].labels])
-    target = labels[found.labels.index(found.target)]
+    demonstrations = [
+        replace(demonstration, label=labels[explanation.labels.index(demonstration.label)])
+        for demonstration in prompts[0].demonstrations
+    ]
+    prompt = il.Prompt(
+        demonstrations,
+        prompts[0].query,
+        labels=[labels[explanation.labels.index(demonstration)] for demonstration in prompts[0].labels],
+    )
+    target = labels[explanation.labels.index(explanation.target)]
     whole["compared_with"] = tuple(label for label in labels if label != target)
-    named = ex.changed(found, **whole, labels=labels, target=target, prompt=prompt)
+    named = ex.changed(explanation, **whole, labels=labels, target=target, prompt=prompt)
     text = ex.terminal_text(named, width=80)
     assert max(map(len, text.splitlines())) <= 80
     words = set(text.replace("@", " ").split())
@@ -343,14 +356,14 @@ def test_a_long_stage_is_announced_once_where_no_bar_is_shown(capsys, monkeypatc
 
 @pytest.mark.slow
 def test_a_long_check_is_announced_with_its_duration(run, tiny, words, monkeypatch, capsys):
-    for seconds, said in ((2.0, ""), (30.0, "300 passes, about 2 min; --no-check omits this.")):
+    for seconds, announcement in ((2.0, ""), (30.0, "300 passes, about 2 min; --no-check omits this.")):
         seen, times = [], iter([0.0, 0.0, seconds, 2 * seconds])
         report = console.with_duration(lambda *stage, seen=seen: seen.append(stage), clock=times.__next__)
         stages = [("check", 0, 300), ("check", 60, 300), ("check", 120, 300)]
         for stage in stages:
             report(*stage)
         assert seen == stages
-        assert said in capsys.readouterr().err
+        assert announcement in capsys.readouterr().err
     arguments = ("locate", "-t", "sentiment-number", "--path", words, "-m", tiny, "-n", 20, "-k", 2)
     assert "--no-check" not in run(*arguments)[2]
     monkeypatch.setattr(console, "LONG", 0.0)

@@ -38,7 +38,7 @@ def test_ablating_one_prompt_is_ablate_heads(family_folder, load_tiny, capsys, t
         after = il.score(model, batch)[0]
     assert "L0H1, L2H3, selected" in out
     for log_probs in (before, after):
-        assert all(percent(float(one.exp())) in out for one in log_probs)
+        assert all(percent(float(log_prob.exp())) in out for log_prob in log_probs)
     assert "random, same" in out
     assert json.loads(numbers.read_text())["summary"]["prompts"][0]["answer"] == batch.labels[int(before.argmax())]
     (scores,) = il.results.ControlledAblation.load(numbers).conditions["heads"].scores
@@ -70,25 +70,25 @@ def test_ablating_a_task_is_ablate_with_controls(icl_mini, capsys, tmp_path, opt
     top = top_heads_by(icl_mini, il.tokenize(icl_mini, locating), 2, by=by)
     batch = il.tokenize(icl_mini, testing)
     mean = {"mode": "mean", "reference": il.tokenize(icl_mini, locating)} if "mode" in options else {}
-    found = il.ablate_with_controls(icl_mini, batch, top, n_random=2, positions="last", **mean)
+    ablation = il.ablate_with_controls(icl_mini, batch, top, n_random=2, positions="last", **mean)
     assert f"{', '.join(map(str, top))}, located by {by} on 8 other prompts (with other queries)" in out
-    kept, html = json.loads(numbers.read_text())["summary"], unescape(" ".join(page.read_text().split()))
+    loaded, html = json.loads(numbers.read_text())["summary"], unescape(" ".join(page.read_text().split()))
     for text in (out, html):
         assert "2 random, same layers" in text
         assert f"2 heads {'mean-ablated' if mean else 'zeroed'}" in text
-        for name in found.conditions:
-            assert percent(found.interval(name, "accuracy").value) in text
-            assert signed(found.interval(name, "log_odds").low, 2) in text
-        assert signed(found.difference("heads", "same layers", "log_odds").high, 2) in text
+        for name in ablation.conditions:
+            assert percent(ablation.interval(name, "accuracy").value) in text
+            assert signed(ablation.interval(name, "log_odds").low, 2) in text
+        assert signed(ablation.difference("heads", "same layers", "log_odds").high, 2) in text
     assert "One prompt" not in html
     if "check" not in options:
         sentence = str(il.task_check(icl_mini, "sentiment-number"))
         assert sentence in out
         assert sentence.split(":")[0] in html
-        assert kept["task_check"]["sentence"] == sentence
-    assert [one["answer"] for one in kept["prompts"]] == [prompt.answer for prompt in testing]
-    for name, row in found.to_frame().to_dict("index").items():
-        stored = {key: math.nan if (value := kept["conditions"][name][key]) is None else value for key in row}
+        assert loaded["task_check"]["sentence"] == sentence
+    assert [stored_prompt["answer"] for stored_prompt in loaded["prompts"]] == [prompt.answer for prompt in testing]
+    for name, row in ablation.to_frame().to_dict("index").items():
+        stored = {key: math.nan if (value := loaded["conditions"][name][key]) is None else value for key in row}
         assert stored == pytest.approx(row, nan_ok=True)
 
 
@@ -106,13 +106,15 @@ def test_no_query_recurs(options, n):
 
 
 def test_a_task_with_few_queries_uses_them_twice(tmp_path, capsys):
-    """With fewer than eight queries per half, the halves share queries, and the command reports how many."""
+    """With fewer than eight queries per half, the halves share queries, and the command reports how
+    many.
+    """
     path = tmp_path / "words.json"
     for n, is_few in ((7, True), (9, False)):
         categories = {name: words[:n] for name, words in word_list().items() if name in ("animal", "country")}
         path.write_text(json.dumps({"categories": categories}))
         locating, testing = SplitTask(task="animal-country", path=path, n=40).split_prompts(0)
-        assert bool({one.query for one in locating} & {one.query for one in testing}) == is_few
+        assert bool({prompt.query for prompt in locating} & {prompt.query for prompt in testing}) == is_few
         if is_few:
             ablate(task="animal-country", path=path, n=8, k=1, random_sets=1, check=False, positions="last")
             assert re.search(r"[1-9] of their [1-9] queries also occur here", shown(capsys))

@@ -67,7 +67,7 @@ def test_two_models_explain_the_same_answer(run, tiny, noised):
     prompts = [families.PROMPT.replace("one :", f"{query} :") for query in ("love", "like", "hate", "eight", "two")]
     batch = il.tokenize(models[0], prompts)
     says = ([batch.labels[label] for label in il.capture(model, batch).predicted] for model in models)
-    prompt, first, second = next(one for one in zip(prompts, *says, strict=True) if one[1] != one[2])
+    prompt, first, second = next(row for row in zip(prompts, *says, strict=True) if row[1] != row[2])
     models = ("-m", tiny, "--model-b", noised)
     assert f"(A: {first}, B: {first})" in run("compare", prompt, *models)[1]
     assert f"(A: {first}, B: {second})" in run("compare", prompt, *models, "--answer-b", second)[1]
@@ -78,7 +78,9 @@ def test_two_models_explain_the_same_answer(run, tiny, noised):
     "by", [None, *(pytest.param(by, marks=pytest.mark.slow) for by in ("effect", "increase", "towers"))]
 )
 def test_two_models_over_a_task_are_compare_models(run, tiny, noised, words, tmp_path, by):
-    """Means are those of the functions, intervals those of paired differences; page and figure show all heads."""
+    """Means are those of the functions, intervals those of paired differences; page and figure show
+    all heads.
+    """
     page = tmp_path / "both.html"
     ranked = () if by is None else ("--by", by)
     code, out, err = run("compare", *TASK, "--path", words, "-m", tiny, "--model-b", noised, *ranked, "--html", page)
@@ -86,9 +88,9 @@ def test_two_models_over_a_task_are_compare_models(run, tiny, noised, words, tmp
     assert code == 0, err
     models = [il.load_model(str(folder), device="cpu") for folder in (tiny, noised)]
     prompts = il.load_task("sentiment-number", path=words, demonstrations=1, n=6, layout="random")
-    both = il.compare_models(*models, prompts, by=by)
+    comparison = il.compare_models(*models, prompts, by=by)
     queries = [prompt.query for prompt in prompts]
-    for model, side, column in zip(models, (both.a, both.b), "ab", strict=True):
+    for model, side, column in zip(models, (comparison.a, comparison.b), "ab", strict=True):
         batch = il.tokenize(model, prompts)
         against = batch.other_label_tokens if by == "contrast" else None
         if by == "effect":
@@ -97,25 +99,27 @@ def test_two_models_over_a_task_are_compare_models(run, tiny, noised, words, tmp
             expected = il.locate_towers(model, batch).query.mean
         else:
             expected = mean_head_increases(model, batch, against=against)
-        frame = both.to_frame().sort_values(["layer", "head"])
+        frame = comparison.to_frame().sort_values(["layer", "head"])
         assert_close(frame[column].to_numpy(), expected.flatten())
         assert_close(side["log p"], il.score(model, batch).gather(1, batch.answer[:, None])[:, 0])
-    first = both.to_frame().iloc[0]
-    differences = (both.b[by] - both.a[by])[:, first.layer, first["head"]]
+    first = comparison.to_frame().iloc[0]
+    differences = (comparison.b[by] - comparison.a[by])[:, first.layer, first["head"]]
     interval = il.metrics.bootstrap_interval(differences, clusters=queries)
     assert (first.change, first.low, first.high) == pytest.approx(tuple(interval))
-    assert both.to_frame()["change"].abs().is_monotonic_decreasing
+    assert comparison.to_frame()["change"].abs().is_monotonic_decreasing
     cells = f"{first['name']} {first.a:+z.3f} {first.b:+z.3f} {first.change:+z.3f}".replace("-", "−")
     assert cells in " ".join(out.split())
     assert "mean contrast changed most" in out
-    (figure,) = both.figures.values()
-    (points,) = (one.get_offsets() for one in figure.axes[0].collections if isinstance(one, PathCollection))
-    assert points.tolist() == both.to_frame()[["a", "b"]].to_numpy().tolist()
-    assert page.read_text() == both.to_html()
+    (figure,) = comparison.figures.values()
+    (points,) = (
+        collection.get_offsets() for collection in figure.axes[0].collections if isinstance(collection, PathCollection)
+    )
+    assert points.tolist() == comparison.to_frame()[["a", "b"]].to_numpy().tolist()
+    assert page.read_text() == comparison.to_html()
     assert page.read_text().count("data:image/png") == 1  # the figure
-    shown = both._repr_html_().partition('<div class="icl-lens-twin">')[2]
-    assert f"{first['name']}</td>" in shown
-    assert first["name"] in repr(both)
+    twin = comparison._repr_html_().partition('<div class="icl-lens-twin">')[2]
+    assert f"{first['name']}</td>" in twin
+    assert first["name"] in repr(comparison)
 
 
 def test_prompts_that_share_a_query_count_once_and_one_query_has_no_interval():
@@ -143,8 +147,8 @@ def test_prompts_that_share_a_query_count_once_and_one_query_has_no_interval():
 
 def test_other_shapes_have_no_table_and_prompts_without_answers_are_refused(gpt2, words):
     prompts = il.load_task("sentiment-number", path=words, demonstrations=1, n=2)
-    both = il.compare_models(gpt2, gpt2, prompts)
-    narrow = replace(both, b={**both.b, "increase": both.b["increase"][:, :2]})
+    comparison = il.compare_models(gpt2, gpt2, prompts)
+    narrow = replace(comparison, b={**comparison.b, "increase": comparison.b["increase"][:, :2]})
     assert not narrow.same_heads
     assert "do not correspond" in narrow.to_html()
     with pytest.raises(il.InputError, match=r"same \(layers, heads\)"):

@@ -1,4 +1,6 @@
-"""Contrasts, log p(target) − log Σ p(against), and searches: memory and refusals; values: the sweep."""
+"""Contrasts, log p(target) − log Σ p(against), and searches: memory and refusals; values: the
+sweep.
+"""
 
 from itertools import product
 
@@ -56,26 +58,31 @@ def test_own_norm_is_exhaustive_and_says_so(gpt2_acts, gpt2_batch):
 
 @pytest.mark.slow
 def test_few_parts_of_a_thousand_prompts_are_evaluated(icl_mini):
-    found = []
+    searches = []
     for part in il.tokenize(icl_mini, il.load_task("sentiment-number", n=1000, seed=0)).split(100):
-        found.append(against_hf.check_search(il.capture(icl_mini, part), part, certified=True, k=20))
-    n_exact, n_parts = (torch.cat([getattr(top, name) for top in found]) for name in ("n_exact", "n_parts"))
+        searches.append(against_hf.check_search(il.capture(icl_mini, part), part, certified=True, k=20))
+    n_exact, n_parts = (torch.cat([getattr(top, name) for top in searches]) for name in ("n_exact", "n_parts"))
     assert float(n_exact.double().mean()) < 60 < float(n_parts.double().mean())
 
 
 def test_one_token_has_two_spellings(gpt2_acts, gpt2_batch):
     """[batch], [batch 1] and [batch n] padded with -1 are the same question."""
-    targets, other = gpt2_batch.answer_tokens, gpt2_batch.other_label_tokens
+    targets, other_labels = gpt2_batch.answer_tokens, gpt2_batch.other_label_tokens
     padded = torch.full((3, 4), -1)
-    padded[:, 2] = other[:, 0]
-    found = [il.head_log_prob_increase(gpt2_acts, targets, against=one) for one in (other[:, 0], other, padded)]
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    padded[:, 2] = other_labels[:, 0]
+    increases = [
+        il.head_log_prob_increase(gpt2_acts, targets, against=compared)
+        for compared in (other_labels[:, 0], other_labels, padded)
+    ]
+    assert torch.equal(increases[0], increases[1])
+    assert torch.equal(increases[0], increases[2])
     assert il.top_heads(gpt2_acts, targets, k=3, against=padded).n_exact == 12
 
 
 def test_the_vocabulary_is_never_projected_on(gpt2_acts, gpt2_batch, monkeypatch):
-    """Neither one nor several tokens, whatever the norm, need more than their own columns of W_U."""
+    """Neither one nor several tokens, whatever the norm, need more than their own columns of
+    W_U.
+    """
     for name in ("_unembed", "logits", "pieces", "pull_back"):
         monkeypatch.setattr(Readout, name, refuse)
     for against, norm in product(contrasts(gpt2_batch).values(), ("frozen", "own")):
@@ -97,12 +104,14 @@ def test_small_pieces_change_nothing(gpt2_acts, gpt2_batch, monkeypatch, against
     for rows, parts in ((0, 0), (3, 5), (20, 50)):
         monkeypatch.setattr("icl_lens.models.readout.LOGIT_BYTES", rows * 4 * families.VOCAB_SIZE)
         monkeypatch.setattr("icl_lens.attribution.increases.PART_BYTES", parts * 4 * families.D_MODEL)
-        for name, found in everything(gpt2_acts, gpt2_batch.answer_tokens, against=against).items():
-            assert_close(found, before[name], msg=name)
+        for name, in_pieces in everything(gpt2_acts, gpt2_batch.answer_tokens, against=against).items():
+            assert_close(in_pieces, before[name], msg=name)
 
 
 def test_other_labels_are_the_prompts_own_except_its_answer(gpt2):
-    """Each prompt's own labels except its answer, whatever labels other prompts of the batch have, padded with -1."""
+    """Each prompt's own labels except its answer, whatever labels other prompts of the batch have,
+    padded with -1.
+    """
     words = ("foo", "bar", "red", "yes")
     ids = dict(zip(words, map(families.WORDS.index, words), strict=True))
     prompts = [
@@ -124,28 +133,30 @@ def test_other_labels_are_the_prompts_own_except_its_answer(gpt2):
         [ids["red"], -1],
         [-1, -1],
     ]
-    some = batch[[0, 3]]
+    two_prompts = batch[[0, 3]]
     with pytest.raises(il.InputError, match="got none for prompt 1"):
-        il.locate_heads(gpt2, some, k=2, against=some.other_label_tokens)
+        il.locate_heads(gpt2, two_prompts, k=2, against=two_prompts.other_label_tokens)
     with pytest.raises(il.InputError, match=r"prompt 1 must have another label .* or pass by='increase'"):
-        il.locate_heads(gpt2, some, k=2)
-    assert il.locate_heads(gpt2, some, k=2, by="increase").by == "increase"
+        il.locate_heads(gpt2, two_prompts, k=2)
+    assert il.locate_heads(gpt2, two_prompts, k=2, by="increase").by == "increase"
 
 
 def test_searches_rank_by_contrast_with_the_other_labels(gpt2, gpt2_acts, gpt2_batch, no_type_checks):
-    """Without arguments, the answers are compared with the other labels; increases have to be asked for."""
-    others = gpt2_batch.other_label_tokens
+    """Without arguments, the answers are compared with the other labels; increases have to be asked
+    for.
+    """
+    other_labels = gpt2_batch.other_label_tokens
     for search in (
         lambda **asked: il.top_heads(gpt2_acts, k=5, **asked),
         lambda **asked: il.top_subheads(gpt2_acts, k=5, **asked),
         lambda **asked: il.locate_heads(gpt2, gpt2_batch, k=5, **asked),
     ):
-        default, contrast, increase = search(), search(by="contrast", against=others), search(by="increase")
+        default, contrast, increase = search(), search(by="contrast", against=other_labels), search(by="increase")
         assert (default.by, increase.by) == ("contrast", "increase")
         assert torch.equal(default.value, contrast.value)
         assert not torch.equal(default.value, increase.value)
         with pytest.raises(il.InputError, match="against must be None with by='increase'"):
-            search(by="increase", against=others)
+            search(by="increase", against=other_labels)
         with pytest.raises(il.InputError, match="by must be one of 'contrast', 'increase', got 'effect'"):
             search(by="effect")
     top = il.top_heads(gpt2_acts, k=5, by="increase")
@@ -160,9 +171,9 @@ def test_texts_are_compared_with_the_tokens_they_are_given(gpt2):
     )
     assert il.top_heads(alone, k=3).by == "increase"
     assert_close(il.top_heads(alone, k=3).value, il.head_log_prob_increase(alone)[0].flatten().topk(3).values)
-    found = il.top_heads(compared, k=3)
+    located = il.top_heads(compared, k=3)
     expected = il.head_log_prob_increase(compared, against=compared.batch.against)[0].flatten().topk(3)
-    assert found.by == "contrast"
-    assert_close(found.value, expected.values)
+    assert located.by == "contrast"
+    assert_close(located.value, expected.values)
     with pytest.raises(il.InputError, match="by must be 'increase' without tokens to compare with, got 'contrast'"):
         il.top_heads(alone, k=3, by="contrast")

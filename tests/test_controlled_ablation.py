@@ -1,4 +1,6 @@
-"""What `ablate` computes: the heads it chooses, scores without them, and scores without random control heads."""
+"""What `ablate` computes: the heads it chooses, scores without them, and scores without random
+control heads.
+"""
 
 import math
 import random
@@ -25,7 +27,7 @@ HEADS = [il.Head(0, 1), il.Head(2, 3)]
 
 
 @pytest.fixture(scope="module")
-def found(gpt2, gpt2_batch):
+def ablation(gpt2, gpt2_batch):
     """Return an ablation whose passes are so small that even a few prompts take several."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefix_cache, "KEY_BYTES", 1)
@@ -33,12 +35,12 @@ def found(gpt2, gpt2_batch):
 
 
 def test_chosen_are_those_of_largest_mean_score(gpt2, gpt2_batch, gpt2_acts):
-    own, others = gpt2_batch.answer_tokens, gpt2_batch.other_label_tokens
+    answers, other_labels = gpt2_batch.answer_tokens, gpt2_batch.other_label_tokens
     scores = {
-        "increase": il.head_log_prob_increase(gpt2_acts, own),
-        "contrast": il.head_log_prob_increase(gpt2_acts, own, against=others),
+        "increase": il.head_log_prob_increase(gpt2_acts, answers),
+        "contrast": il.head_log_prob_increase(gpt2_acts, answers, against=other_labels),
         "effect": il.head_effects(gpt2, gpt2_batch).log_odds,
-        None: il.head_log_prob_increase(gpt2_acts, own, against=others),
+        None: il.head_log_prob_increase(gpt2_acts, answers, against=other_labels),
     }
     for by, score in scores.items():
         best = score.mean(0).flatten().argsort(descending=True).tolist()
@@ -49,16 +51,18 @@ def test_chosen_are_those_of_largest_mean_score(gpt2, gpt2_batch, gpt2_acts):
 
 def test_without_an_answer_it_is_what_the_model_says(gpt2):
     batch = il.tokenize(gpt2, [il.Prompt.parse(families.PROMPT)])
-    said = batch.labels[int(il.score(gpt2, batch)[0].argmax())]
-    answered = il.tokenize(gpt2, [il.Prompt.parse(families.PROMPT, answer=said)], labels=batch.labels)
+    predicted_label = batch.labels[int(il.score(gpt2, batch)[0].argmax())]
+    answered = il.tokenize(gpt2, [il.Prompt.parse(families.PROMPT, answer=predicted_label)], labels=batch.labels)
     assert top_heads_by(gpt2, batch, 4) == top_heads_by(gpt2, answered, 4)
 
 
 def test_random_sets(gpt2):
     view = ModelView.of(gpt2)
-    rest = [head for head in view.heads() if head not in HEADS]
+    remaining_heads = [head for head in view.heads() if head not in HEADS]
     rng = random.Random(5)
-    assert random_head_sets(gpt2, HEADS, draws=3, seed=5, same_layers=False) == [rng.sample(rest, 2) for _ in range(3)]
+    assert random_head_sets(gpt2, HEADS, draws=3, seed=5, same_layers=False) == [
+        rng.sample(remaining_heads, 2) for _ in range(3)
+    ]
     for same_layers in (False, True):
         for drawn in random_head_sets(gpt2, HEADS, draws=50, seed=0, same_layers=same_layers):
             assert len(set(drawn)) == 2
@@ -69,7 +73,7 @@ def test_random_sets(gpt2):
 def test_layers_without_enough_other_heads_borrow_from_the_nearest(gpt2, gpt2_batch):
     heads = [il.Head(0, head) for head in range(3)]
     sets = random_head_sets(gpt2, heads)
-    assert all(Counter(head.layer for head in one) == {0: 1, 1: 2} for one in sets)
+    assert all(Counter(head.layer for head in head_set) == {0: 1, 1: 2} for head_set in sets)
     assert il.ablate_with_controls(gpt2, gpt2_batch, heads, n_random=1).n_displaced == 2
     assert il.ablate_with_controls(gpt2, gpt2_batch, heads[:1], n_random=1).n_displaced == 0
 
@@ -77,22 +81,22 @@ def test_layers_without_enough_other_heads_borrow_from_the_nearest(gpt2, gpt2_ba
 @pytest.mark.parametrize(
     ("positions", "mode"), [("all", "zero"), ("last", "zero"), ("last", "mean"), ("all", "mean"), ("last", "resample")]
 )
-def test_removed_prompt_by_prompt(gpt2, gpt2_batch, found, positions, mode):
+def test_removed_prompt_by_prompt(gpt2, gpt2_batch, ablation, positions, mode):
     """Each prompt alone, under ablate_heads; accuracies counted by hand."""
     how = {"positions": positions, "mode": mode}
     if mode != "zero":
         how["reference"] = gpt2_batch[:2]
     if (positions, mode) != ("last", "zero"):
-        found = il.ablate_with_controls(gpt2, gpt2_batch, HEADS, n_random=2, seed=1, **how)
-    said = {"zero": "zeroed", "mean": "mean-ablated", "resample": "resample-ablated"}[mode]
-    assert f"L0H1, L2H3 {said} at" in repr(found)
-    assert found.heads == tuple(HEADS)
-    assert [len(one.sets) for one in found.conditions.values()] == [1, 1, 2, 2]
-    assert found.conditions["heads"].sets == (tuple(HEADS),)
-    assert found.queries == tuple(prompt.query for prompt in gpt2_batch.prompts)
-    for name, condition in found.conditions.items():
+        ablation = il.ablate_with_controls(gpt2, gpt2_batch, HEADS, n_random=2, seed=1, **how)
+    way = {"zero": "zeroed", "mean": "mean-ablated", "resample": "resample-ablated"}[mode]
+    assert f"L0H1, L2H3 {way} at" in repr(ablation)
+    assert ablation.heads == tuple(HEADS)
+    assert [len(condition.sets) for condition in ablation.conditions.values()] == [1, 1, 2, 2]
+    assert ablation.conditions["heads"].sets == (tuple(HEADS),)
+    assert ablation.queries == tuple(prompt.query for prompt in gpt2_batch.prompts)
+    for name, condition in ablation.conditions.items():
         for removed, answers, correct in zip(
-            condition.sets, condition.scores, found.per_prompt(name, "accuracy"), strict=True
+            condition.sets, condition.scores, ablation.per_prompt(name, "accuracy"), strict=True
         ):
             for row in range(len(gpt2_batch)):
                 alone = gpt2_batch[row]
@@ -100,54 +104,58 @@ def test_removed_prompt_by_prompt(gpt2, gpt2_batch, found, positions, mode):
                     log_probs = last_log_probs(gpt2, alone)[0]
                 labels = log_probs[alone.label_tokens]
                 assert_close(answers.label_log_probs[row], labels)
-                own = labels.masked_fill(~alone.label_mask[0], -float("inf"))
-                assert correct[row] == (int(own.argmax()) == int(alone.answer))
+                choice_scores = labels.masked_fill(~alone.label_mask[0], -float("inf"))
+                assert correct[row] == (int(choice_scores.argmax()) == int(alone.answer))
                 assert bool(answers.top1_correct[row]) == (int(log_probs.argmax()) == int(alone.answer_tokens))
-    scores = [found.conditions[name].scores[0].label_log_probs for name in ("no ablation", "heads")]
+    scores = [ablation.conditions[name].scores[0].label_log_probs for name in ("no ablation", "heads")]
     assert not torch.allclose(*scores)
 
 
 def test_intervals_draw_queries_and_sets(icl_mini, monkeypatch):
-    """One set has the interval over queries; that of a mean over random sets also contains how much sets vary."""
+    """One set has the interval over queries; that of a mean over random sets also contains how much
+    sets vary.
+    """
     batch = il.tokenize(icl_mini, il.load_task("sentiment-number", n=24, layout="random"))
-    found = il.ablate_with_controls(icl_mini, batch, ["L4H0"], n_random=4, positions="last")
-    odds = found.per_prompt("heads", "log_odds")[0]
+    ablation = il.ablate_with_controls(icl_mini, batch, ["L4H0"], n_random=4, positions="last")
+    odds = ablation.per_prompt("heads", "log_odds")[0]
     assert odds == pytest.approx(
-        il.metrics.label_log_odds(found.conditions["heads"].scores[0].label_log_probs, batch.answer.cpu()).numpy()
+        il.metrics.label_log_odds(ablation.conditions["heads"].scores[0].label_log_probs, batch.answer.cpu()).numpy()
     )
     queries = [prompt.query for prompt in batch.prompts]
     over_queries = bootstrap_interval(odds, clusters=queries)
-    assert tuple(found.interval("heads", "log_odds")) == pytest.approx(tuple(over_queries))
-    same = found.per_prompt("same layers", "log_odds")
-    assert found.interval("same layers", "log_odds").value == pytest.approx(same.mean())
-    difference = found.difference("heads", "same layers", "log_odds")
+    assert tuple(ablation.interval("heads", "log_odds")) == pytest.approx(tuple(over_queries))
+    same = ablation.per_prompt("same layers", "log_odds")
+    assert ablation.interval("same layers", "log_odds").value == pytest.approx(same.mean())
+    difference = ablation.difference("heads", "same layers", "log_odds")
     assert difference.value == pytest.approx(odds.mean() - same.mean())
     assert difference.low < difference.value < difference.high
-    frame = found.to_frame()
+    frame = ablation.to_frame()
     assert frame.loc["heads", "log_odds_minus_same_layers_high"] == difference.high
     differences = frame.filter(like="_minus_same_layers")
     assert differences.drop("same layers").notna().all(axis=None)
     assert differences.loc["same layers"].isna().all()
-    assert frame.loc["same layers", "accuracy_max"] == found.per_prompt("same layers", "accuracy").mean(1).max()
-    assert frame.loc["heads", "over_vocabulary"] == np.mean(found.per_prompt("heads", "over_vocabulary"))
-    assert found.chance == 0.5
-    monkeypatch.setattr(type(found), "per_prompt", lambda *_: np.arange(4.0)[:, None].repeat(24, axis=1))
+    assert frame.loc["same layers", "accuracy_max"] == ablation.per_prompt("same layers", "accuracy").mean(1).max()
+    assert frame.loc["heads", "over_vocabulary"] == np.mean(ablation.per_prompt("heads", "over_vocabulary"))
+    assert ablation.chance == 0.5
+    monkeypatch.setattr(type(ablation), "per_prompt", lambda *_: np.arange(4.0)[:, None].repeat(24, axis=1))
     reach = student.ppf(0.975, 3) * np.std(np.arange(4), ddof=1) / 2  # all spread is between sets
-    assert tuple(found.interval("same layers", "log_odds")) == pytest.approx((1.5, 1.5 - reach, 1.5 + reach))
+    assert tuple(ablation.interval("same layers", "log_odds")) == pytest.approx((1.5, 1.5 - reach, 1.5 + reach))
 
 
-def test_two_random_sets_give_no_interval(gpt2, gpt2_batch, found):
+def test_two_random_sets_give_no_interval(gpt2, gpt2_batch, ablation):
     """Nothing says how much random sets vary."""
-    assert len(found.conditions["same layers"].sets) == 2
-    assert math.isfinite(found.interval("heads", "log_odds").low)
+    assert len(ablation.conditions["same layers"].sets) == 2
+    assert math.isfinite(ablation.interval("heads", "log_odds").low)
     for measure in ("accuracy", "log_odds", "auroc", "over_vocabulary"):
-        assert math.isfinite(found.difference("heads", "same layers", measure).value)
-        assert math.isnan(found.difference("heads", "same layers", measure).low)
-        assert math.isnan(found.interval("same layers", measure).high)
+        assert math.isfinite(ablation.difference("heads", "same layers", measure).value)
+        assert math.isnan(ablation.difference("heads", "same layers", measure).low)
+        assert math.isnan(ablation.interval("same layers", measure).high)
 
 
 def test_heads_that_only_change_a_preference_lower_accuracy_but_not_the_auroc():
-    """One set adds a preference of 8 nats, the other makes all prompts alike: accuracy is ½ for both."""
+    """One set adds a preference of 8 nats, the other makes all prompts alike: accuracy is ½ for
+    both.
+    """
     n, rng = 40, np.random.default_rng(0)
     answer = torch.arange(n) % 2
     learned = torch.from_numpy(rng.normal(2.0, 0.5, n)) * torch.where(answer == 1, 1.0, -1.0)
@@ -155,29 +163,35 @@ def test_heads_that_only_change_a_preference_lower_accuracy_but_not_the_auroc():
     odds = {"no ablation": [learned], "heads": [learned + 8.0], "same layers": [noise + 8.0, learned], "all layers": []}
     scores = {
         name: tuple(
-            AnswerScores(torch.stack([-one / 2, one / 2], 1).log_softmax(-1).float(), answer == 0, answer, choices)
-            for one in sets
+            AnswerScores(
+                torch.stack([-head_set / 2, head_set / 2], 1).log_softmax(-1).float(), answer == 0, answer, choices
+            )
+            for head_set in sets
         )
         for choices in [torch.ones(n, 2, dtype=torch.bool)]
         for name, sets in odds.items()
     }
-    conditions = {name: Condition(((il.Head(0, 0),),) * len(some), some) for name, some in scores.items()}
-    found = ControlledAblation((il.Head(0, 0),), conditions, tuple(map(str, range(n))), ("foo", "bar"), "all")
-    assert found.interval("no ablation", "accuracy").value == 1
-    assert found.interval("heads", "accuracy").value == 0.5
-    assert found.interval("heads", "auroc").value == found.interval("no ablation", "auroc").value == 1
-    assert found.difference("heads", "no ablation", "auroc").value == 0
+    conditions = {
+        name: Condition(((il.Head(0, 0),),) * len(of_condition), of_condition) for name, of_condition in scores.items()
+    }
+    ablation = ControlledAblation((il.Head(0, 0),), conditions, tuple(map(str, range(n))), ("foo", "bar"), "all")
+    assert ablation.interval("no ablation", "accuracy").value == 1
+    assert ablation.interval("heads", "accuracy").value == 0.5
+    assert ablation.interval("heads", "auroc").value == ablation.interval("no ablation", "auroc").value == 1
+    assert ablation.difference("heads", "no ablation", "auroc").value == 0
     noisy = il.metrics.label_aurocs(scores["same layers"][0].label_log_probs, answer).mean()
     assert 0.3 < noisy < 0.7
-    assert found.interval("same layers", "auroc").value == pytest.approx((noisy + 1) / 2)
-    frame = found.to_frame()
+    assert ablation.interval("same layers", "auroc").value == pytest.approx((noisy + 1) / 2)
+    frame = ablation.to_frame()
     assert frame.loc["same layers", ["auroc_min", "auroc_max"]].tolist() == pytest.approx([noisy, 1])
     assert frame.loc["heads", "auroc_minus_same_layers"] == pytest.approx((1 - noisy) / 2)
-    assert "(chance: 0.5): no ablation 1.00 (" in " ".join(found.notes())
+    assert "(chance: 0.5): no ablation 1.00 (" in " ".join(ablation.notes())
 
 
 def test_balanced_prompts_do_not_locate_a_head_that_favors_a_label(icl_mini):
-    """The head always writes foo − bar: it is in the top 3 if every answer is foo, in the lower half otherwise."""
+    """The head always writes foo − bar: it is in the top 3 if every answer is foo, in the lower
+    half otherwise.
+    """
     view, head = ModelView.of(icl_mini), il.Head(7, 3)
     batches = {}
     for layout in ("order", "random"):
@@ -201,33 +215,33 @@ def test_a_mean_over_several_batches_weighs_prompts_the_same(gpt2, gpt2_batch):
     """Of batches of two prompts and of one, the mean is that of the three prompts."""
     two, single = gpt2_batch[[0, 1]], gpt2_batch[[2]]
     means = [mean_z(ModelView.of(gpt2), [0, 2], [batch], "last") for batch in (two, single)]
-    both = mean_z(ModelView.of(gpt2), [0, 2], [two, single], "last")
+    mean_of_two = mean_z(ModelView.of(gpt2), [0, 2], [two, single], "last")
     for layer in (0, 2):
-        assert_close(both[layer], (2 * means[0][layer] + means[1][layer]) / 3)
+        assert_close(mean_of_two[layer], (2 * means[0][layer] + means[1][layer]) / 3)
 
 
 def pair_prompts(pairs: str) -> list[il.Prompt]:
     """Return three prompts of two of three pairs, whose query is the third."""
-    shown = [il.Demonstration(*pair.split()) for pair in pairs.split(",")]
-    labels = [pair.label for pair in shown]
+    demonstrations = [il.Demonstration(*pair.split()) for pair in pairs.split(",")]
+    labels = [pair.label for pair in demonstrations]
     return [
-        il.Prompt([*shown[:place], *shown[place + 1 :]], pair.text, pair.label, labels=labels)
-        for place, pair in enumerate(shown)
+        il.Prompt([*demonstrations[:place], *demonstrations[place + 1 :]], pair.text, pair.label, labels=labels)
+        for place, pair in enumerate(demonstrations)
     ]
 
 
 def test_a_mean_over_the_same_pairs_is_warned_of_and_said(gpt2):
     """It keeps what heads do for the task; a mean over this and another task does not."""
     same = il.tokenize(gpt2, pair_prompts("love foo,like bar,one two"), prepend_bos=False)
-    others = il.tokenize(gpt2, pair_prompts("love like,one nine,two three"), prepend_bos=False)
+    tokenized = il.tokenize(gpt2, pair_prompts("love like,one nine,two three"), prepend_bos=False)
     options = {"mode": "mean", "n_random": 1}
     with pytest.warns(SamePairsWarning, match="same pairs, whose mean keeps it; pass several batches"):
-        kept = il.ablate_with_controls(gpt2, same, HEADS, reference=same, **options)
-    assert "The mean is over 3 prompts of the same task, which keeps what heads do" in repr(kept)
+        ablation = il.ablate_with_controls(gpt2, same, HEADS, reference=same, **options)
+    assert "The mean is over 3 prompts of the same task, which keeps what heads do" in repr(ablation)
     with pytest.warns(SamePairsWarning):
         il.head_effects(gpt2, same, mode="mean", reference=same)
     with warnings.catch_warnings():
         warnings.simplefilter("error", SamePairsWarning)
-        found = il.ablate_with_controls(gpt2, same, HEADS, reference=[same, others], **options)
-    assert "The mean is over 6 prompts in 2 batches." in repr(found)
-    assert found.reference_sentence in found.to_markdown()
+        mean_ablation = il.ablate_with_controls(gpt2, same, HEADS, reference=[same, tokenized], **options)
+    assert "The mean is over 6 prompts in 2 batches." in repr(mean_ablation)
+    assert mean_ablation.reference_sentence in mean_ablation.to_markdown()

@@ -1,4 +1,6 @@
-"""Heads located over many prompts: the certified mean is the exhaustive one, however the prompts are batched."""
+"""Heads located over many prompts: the certified mean is the exhaustive one, however the prompts
+are batched.
+"""
 
 import re
 from dataclasses import replace
@@ -29,8 +31,10 @@ def draw(n, *, seed=0):
     for _ in range(n):
         labels = list(rng.permutation(["foo", "bar", "foo", "bar"]))[: rng.integers(1, 5)]
         texts = [" ".join(rng.choice(words, rng.integers(1, 4))) for _ in labels]
-        shown = [il.Demonstration(text, str(label)) for text, label in zip(texts, labels, strict=True)]
-        prompts.append(il.Prompt(shown, str(rng.choice(words)), str(rng.choice(["foo", "bar"])), ("foo", "bar")))
+        demonstrations = [il.Demonstration(text, str(label)) for text, label in zip(texts, labels, strict=True)]
+        prompts.append(
+            il.Prompt(demonstrations, str(rng.choice(words)), str(rng.choice(["foo", "bar"])), ("foo", "bar"))
+        )
     return prompts
 
 
@@ -49,7 +53,9 @@ def every_increase(gpt2, many):
 
 @pytest.fixture
 def few_candidates(monkeypatch):
-    """Keep as few candidates as possible, so that some heads are still undecided after the first pass."""
+    """Keep as few candidates as possible, so that some heads are still undecided after the first
+    pass.
+    """
     monkeypatch.setattr(dataset, "MARGIN", 0)
 
 
@@ -58,49 +64,53 @@ def few_candidates(monkeypatch):
     [
         *((k, n, None) for k, n in [(1, 7), (2, 7), (12, 7)]),
         (5, 40, "several"),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in [(2, 1, None), (5, 40, None), (2, 7, "one")]),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(2, 1, None), (5, 40, None), (2, 7, "one")]),
     ],
 )
 def test_certified_is_exhaustive(gpt2, many, every_increase, few_candidates, k, batch_size, contrast):
     against = contrasts(many)[contrast] if contrast else None
-    every = every_contrast(gpt2, many, against) if contrast else every_increase
+    all_scores = every_contrast(gpt2, many, against) if contrast else every_increase
     if contrast:
-        assert_close(mean_head_increases(gpt2, many, against=against, run=il.Run(batch_size=9)), every.mean(0))
+        assert_close(mean_head_increases(gpt2, many, against=against, run=il.Run(batch_size=9)), all_scores.mean(0))
     by = "contrast" if contrast else "increase"
     top = il.locate_heads(gpt2, many, k=k, by=by, run=il.Run(batch_size=batch_size), against=against)
-    mean = every.mean(0).flatten().topk(k)
+    mean = all_scores.mean(0).flatten().topk(k)
     assert_close(top.value, mean.values)
     assert top.heads == [il.Head(i // 4, i % 4) for i in mean.indices.tolist()]
     assert top.certified
     assert (top.n_prompts, top.n_parts) == (len(many), 12)
     assert k <= top.n_exact <= 12
     assert top.unevaluated_bound <= float(top.value[-1]) or top.n_exact == 12
-    left = every.mean(0).flatten().sort(descending=True).values[top.n_exact :]
+    left = all_scores.mean(0).flatten().sort(descending=True).values[top.n_exact :]
     assert (left <= top.unevaluated_bound + SLACK).all()
     assert 0 < top.share_evaluated <= 1
 
 
 def test_several_rows_of_a_prompt_count_as_one_prompt(gpt2, many):
-    """Rows at two positions of each prompt: means are over rows, and the number of prompts stays what it is."""
+    """Rows at two positions of each prompt: means are over rows, and the number of prompts stays
+    what it is.
+    """
     early = many[:6].at([-3, -2])
     assert (len(early), early.n_prompts) == (12, 6)
     acts = il.capture(gpt2, early)
-    every = il.head_log_prob_increase(acts)
+    increases = il.head_log_prob_increase(acts)
     for top in (
         il.locate_heads(gpt2, early, k=12, by="increase", run=il.Run(batch_size=5)),
         il.top_heads(acts, k=12, by="increase"),
     ):
         assert (top.n_prompts, top.share_evaluated) == (6, 1.0)
-        assert_close(top.value.float(), every.mean(0).flatten().sort(descending=True).values)
+        assert_close(top.value.float(), increases.mean(0).flatten().sort(descending=True).values)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("contrast", [False, True])
 def test_heads_left_open_are_passed_again(gpt2, many, every_increase, few_candidates, contrast):
-    """A slack wider than any bound leaves every head undecided: each is evaluated on the batches that lack it only."""
+    """A slack wider than any bound leaves every head undecided: each is evaluated on the batches
+    that lack it only.
+    """
     against = contrasts(many)["several"] if contrast else None
-    every = every_contrast(gpt2, many, against) if contrast else every_increase
-    best, passes = every.mean(0).flatten().topk(1).values, {}
+    all_scores = every_contrast(gpt2, many, against) if contrast else every_increase
+    best, passes = all_scores.mean(0).flatten().topk(1).values, {}
     options = {"k": 1, "by": "contrast" if contrast else "increase", "against": against}
     top = il.locate_heads(
         gpt2,
@@ -139,14 +149,14 @@ def test_folded_is_unfolded(load_tiny, name, bias, monkeypatch):
     batch = il.tokenize(model, draw(30, seed=2), prepend_bos=False)
     acts = il.capture(model, batch)
     readout = acts.readout.using(final_norm="frozen", bias=bias)
-    found = []
+    increases = []
     for limit in (1, 10**9):
         monkeypatch.setattr(
             "icl_lens.attribution.increases.min_prompts_to_fold", lambda d_head, d_model, limit=limit: limit
         )
-        found.append(every_head_increase(acts.view, readout, acts.resid_pre, acts.scaled_z, batch.answer_tokens))
-    assert_close(found[0], found[1])
-    assert found[0].abs().max() > 1e-2
+        increases.append(every_head_increase(acts.view, readout, acts.resid_pre, acts.scaled_z, batch.answer_tokens))
+    assert_close(increases[0], increases[1])
+    assert increases[0].abs().max() > 1e-2
 
 
 def test_groups_cut_anywhere_give_the_same_mean(gpt2, many, every_increase, monkeypatch):
@@ -159,7 +169,9 @@ def test_groups_cut_anywhere_give_the_same_mean(gpt2, many, every_increase, monk
 
 
 def test_plans_hold_each_prompt_once_sorted_by_length(gpt2, many):
-    """Every prompt once; neighbors of similar length; the first batch spread over all lengths; memory bounded."""
+    """Every prompt once; neighbors of similar length; the first batch spread over all lengths;
+    memory bounded.
+    """
     view = ModelView.of(gpt2)
     lengths = (many.last + 1).tolist()
     plan = plan_batches(view, many, il.Run(batch_size=8))
@@ -177,14 +189,16 @@ def test_plans_hold_each_prompt_once_sorted_by_length(gpt2, many):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa", "neox"])
 def test_slack_against_float64(load_tiny, name):
-    """For every part, the exact float64 value exceeds the float32 bound by less than a tenth of the slack."""
+    """For every part, the exact float64 value exceeds the float32 bound by less than a tenth of the
+    slack.
+    """
     models = {dtype: load_tiny(name, dtype=dtype) for dtype in (torch.float32, torch.float64)}
     batch = il.tokenize(models[torch.float32], draw(25, seed=3), prepend_bos=False)
     targets = batch.answer_tokens
     acts, exact = (il.capture(model, batch) for model in models.values())
     for against in (None, contrasts(batch)["several"]):
-        others = None if against is None else check_against_ids(acts.view, targets, against)
-        _, g = layer_gradients(acts, targets, acts.readout, against=others)
+        compared_ids = None if against is None else check_against_ids(acts.view, targets, against)
+        _, g = layer_gradients(acts, targets, acts.readout, against=compared_ids)
         heads = il.head_log_prob_increase(exact, targets, against=against)
         assert float((heads - head_bounds(acts, g)).max()) < SLACK / 10
         bounds = subhead_bounds(acts, g)
@@ -203,19 +217,19 @@ def contrasts(many):
 
 def every_contrast(model, many, against, **convention):
     """[prompt layer head], each prompt alone, by log-probabilities of the whole vocabulary."""
-    found = []
+    contrasts_of_prompts = []
     for i in range(len(many)):
         acts = il.capture(model, many[i])
         readout = acts.readout.using(final_norm="frozen", bias=True, **convention)
-        others = against[i][against[i] >= 0]
+        compared_ids = against[i][against[i] >= 0]
 
-        def odds(x, readout=readout, others=others, target=int(many[i].answer_tokens)):
+        def odds(x, readout=readout, compared=compared_ids, target=int(many[i].answer_tokens)):
             log_probs = readout.log_probs(x)
-            return log_probs[..., target] - log_probs[..., others].logsumexp(-1)
+            return log_probs[..., target] - log_probs[..., compared].logsumexp(-1)
 
         vectors = torch.stack([acts.head_outputs(layer) for layer in range(acts.view.n_layers)], dim=1)
-        found.append(odds(acts.resid_pre[:, :, None] + vectors) - odds(acts.resid_pre)[..., None])
-    return torch.cat(found)
+        contrasts_of_prompts.append(odds(acts.resid_pre[:, :, None] + vectors) - odds(acts.resid_pre)[..., None])
+    return torch.cat(contrasts_of_prompts)
 
 
 @pytest.mark.parametrize("which", ["one", "several"])
@@ -302,12 +316,14 @@ RESUMED = {
     ],
 )  # as locate_towers
 def test_what_is_stored_is_not_computed_again(gpt2, words, tmp_path, monkeypatch, function):
-    """The same call in a folder with one chunk less computes this chunk only, and returns the same."""
+    """The same call in a folder with one chunk less computes this chunk only, and returns the
+    same.
+    """
     prompts = il.load_task("sentiment-number", n=24, path=words)
 
     def table(folder):
-        found = RESUMED[function](gpt2, prompts, il.Run(folder, batch_size=12))
-        return pd.DataFrame(found.numpy()) if isinstance(found, torch.Tensor) else found.to_frame()
+        located = RESUMED[function](gpt2, prompts, il.Run(folder, batch_size=12))
+        return pd.DataFrame(located.numpy()) if isinstance(located, torch.Tensor) else located.to_frame()
 
     first = table(tmp_path / "run")
     pd.testing.assert_frame_equal(table(None), first, check_exact=True)
@@ -322,11 +338,13 @@ def test_what_is_stored_is_not_computed_again(gpt2, words, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("locate", [il.locate_heads, mean_head_increases, il.locate_effects])
 def test_a_bar_is_shown_where_one_is_asked_for(gpt2, gpt2_batch, capsys, locate):
-    """With progress=True, a bar shows total and rate and is erased at the end; otherwise there is none."""
+    """With progress=True, a bar shows total and rate and is erased at the end; otherwise there is
+    none.
+    """
     more = {"k": 2} if locate is il.locate_heads else {}
     locate(gpt2, gpt2_batch, run=il.Run(batch_size=1), **more)
     assert capsys.readouterr().err == ""
     locate(gpt2, gpt2_batch, run=il.Run(batch_size=1, progress=True), **more)
-    shown = capsys.readouterr().err
-    assert re.search(r"/3 \[.* prompts/s", shown)
-    assert not shown.rpartition("\r")[0].rpartition("\r")[2].strip()
+    progress_text = capsys.readouterr().err
+    assert re.search(r"/3 \[.* prompts/s", progress_text)
+    assert not progress_text.rpartition("\r")[0].rpartition("\r")[2].strip()

@@ -21,7 +21,9 @@ def batch(model):
 
 
 def test_weights_by_hand(batch):
-    """Labels are bar bar foo foo, bar bar foo, and foo bar; weights are labels' mean frequency over a label's own."""
+    """Labels are bar bar foo foo, bar bar foo, and foo bar; weights are labels' mean frequency over
+    a label's own.
+    """
     weights = balancing_weights(batch)
     expected = torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.75, 0.75, 1.5, 1.0], [1.0, 1.0, 1.0, 1.0]])
     torch.testing.assert_close(weights, expected)
@@ -35,9 +37,9 @@ def test_factors_of_demonstrations_that_are_not_there_do_nothing(model, batch):
     weights = balancing_weights(batch)
     absent = batch.label_positions < 0
     assert bool(absent.any())
-    found = []
+    scores = []
     for padding in (1.0, 0.0):
         filled = weights.masked_fill(absent, padding)
         with il.edited(model, il.Reweight(HEADS, filled, renormalize=True), batch=batch):
-            found.append(il.score(model, batch))
-    assert torch.equal(*found)
+            scores.append(il.score(model, batch))
+    assert torch.equal(*scores)

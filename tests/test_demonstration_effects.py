@@ -140,7 +140,9 @@ def test_prompts_without_anything_to_compare_are_in_no_mean(load_tiny):
 
 
 def test_texts_are_removed_from_pairs_and_not_from_rows_that_end_early(load_tiny):
-    """Answers of two prompts may share their first token. A row that `at` has cut does not end where prompts do."""
+    """Answers of two prompts may share their first token. A row that `at` has cut does not end
+    where prompts do.
+    """
     model = load_tiny("gpt2")
     pairs = [il.Demonstration("love", "yes"), il.Demonstration("sad", "red")]
     prompts = [il.Prompt(pairs, "one", answer, ("yes", "red", answer)) for answer in ("cat dog", "cat bar")]

@@ -1,4 +1,6 @@
-"""How results display: the right numbers in short text and HTML tables without scripts; frames hold all rows."""
+"""How results display: the right numbers in short text and HTML tables without scripts; frames hold
+all rows.
+"""
 
 import re
 from html import unescape
@@ -15,7 +17,7 @@ from icl_lens.result.view_text import plain_text
 
 
 @pytest.fixture(scope="module")
-def found(gpt2, gpt2_batch, gpt2_acts):
+def displayed(gpt2, gpt2_batch, gpt2_acts):
     targets = gpt2_batch.answer_tokens
     return {
         "layers": il.layer_log_prob_increase(gpt2_acts, targets),
@@ -26,8 +28,8 @@ def found(gpt2, gpt2_batch, gpt2_acts):
 
 
 @pytest.mark.parametrize("name", ["layers", "heads", "subheads", "effects"])
-def test_text_and_html_show_the_same_rows(found, name):
-    result = found[name]
+def test_text_and_html_show_the_same_rows(displayed, name):
+    result = displayed[name]
     title, header, *lines = repr(result).splitlines()
     assert title.startswith(type(result).__name__)
     html = result._repr_html_()
@@ -40,8 +42,8 @@ def test_text_and_html_show_the_same_rows(found, name):
     assert all(len(line) < 100 for line in repr(result).splitlines())
 
 
-def test_top_heads_show_their_values(found):
-    top = found["heads"]
+def test_top_heads_show_their_values(displayed):
+    top = displayed["heads"]
     frame = top.to_frame()
     assert list(frame.columns) == ["name", "value", "rank", "layer", "head"]
     assert frame["value"].tolist() == top.value.tolist()
@@ -50,8 +52,8 @@ def test_top_heads_show_their_values(found):
     assert f"{top.n_exact} of 12 heads evaluated, certified" in repr(top)
 
 
-def test_top_subheads_name_their_tokens(found, gpt2_batch):
-    top = found["subheads"]
+def test_top_subheads_name_their_tokens(displayed, gpt2_batch):
+    top = displayed["subheads"]
     frame = top.to_frame()
     assert list(frame.columns) == ["name", "position", "token", "value", "prompt", "rank", "layer", "head"]
     for row in frame.itertuples():
@@ -61,8 +63,8 @@ def test_top_subheads_name_their_tokens(found, gpt2_batch):
         assert row.value == float(top.value[place])
 
 
-def test_layers_and_effects_show_their_values(found):
-    layers, effects = found["layers"], found["effects"]
+def test_layers_and_effects_show_their_values(displayed):
+    layers, effects = displayed["layers"], displayed["effects"]
     frame = layers.to_frame()
     row = frame[(frame["prompt"] == 1) & (frame["layer"] == 2) & (frame["component"] == "attn")]
     assert row["value"].item() == float(layers.attn[1, 2])
@@ -94,8 +96,8 @@ def test_long_frame_puts_each_value_in_its_row():
     for row in frame.itertuples():
         assert row.increase == values[row.prompt, row.layer, row.head]
         assert row.name == f"L{row.layer}H{row.head}"
-    one = long_frame(torch.tensor([5.0, 6.0]), ["prompt"])
-    assert one.to_dict("list") == {"prompt": [0, 1], "value": [5.0, 6.0]}
+    frame_of_prompts = long_frame(torch.tensor([5.0, 6.0]), ["prompt"])
+    assert frame_of_prompts.to_dict("list") == {"prompt": [0, 1], "value": [5.0, 6.0]}
     half = long_frame(torch.tensor([1.5], dtype=torch.bfloat16), ["prompt"])
     assert half["value"].tolist() == [1.5]
     with pytest.raises(il.InputError, match="one name per axis"):

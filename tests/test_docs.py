@@ -1,4 +1,6 @@
-"""Docs: public names are explained, with shapes and examples that run; links lead somewhere; prose quotes no result."""
+"""Docs: public names are explained, with shapes and examples that run; links lead somewhere; prose
+quotes no result.
+"""
 
 import doctest
 import inspect
@@ -21,7 +23,8 @@ TUTORIALS = sorted((DOCS / "tutorials").glob("*.ipynb"))
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "howto").glob("*.md"))]
 API = (DOCS / "api.md").read_text(encoding="utf-8")
 
-# Public names that are not modules (modules such as `il.plots` have their own sections in the reference).
+# Public names that are not modules (modules such as `il.plots` have their own sections in the
+# reference).
 NAMES = [name for name in il.__all__ if not inspect.ismodule(getattr(il, name))]
 NAMES += [f"results.{name}" for name in il.results.__all__]
 
@@ -31,12 +34,14 @@ AXES = re.compile(r"\[[a-z_]+( [a-z_]+)*\]")
 
 def cells(notebook: Path, kind: str) -> list[str]:
     """The source of a notebook's cells of one kind."""
-    found = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    return ["".join(cell["source"]) for cell in found if cell["cell_type"] == kind]
+    loaded = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in loaded if cell["cell_type"] == kind]
 
 
 def annotations(public: Any) -> list[Any]:
-    """Return the annotations of a function's parameters and return value, or of a class's fields."""
+    """Return the annotations of a function's parameters and return value, or of a class's
+    fields.
+    """
     if inspect.isclass(public):
         return list(inspect.get_annotations(public).values())
     signature = inspect.signature(public)
@@ -77,9 +82,9 @@ def names() -> dict[str, Any]:
     """Run the setup code at the top of the reference; return its names, which examples use."""
     setup = re.search(r"```\{code-block\} python\n:name: setup\n\n(.*?)```", API, re.DOTALL)
     assert setup is not None
-    found: dict[str, Any] = {}
-    exec(setup.group(1), found)
-    return found
+    namespace: dict[str, Any] = {}
+    exec(setup.group(1), namespace)
+    return namespace
 
 
 @pytest.mark.parametrize(
@@ -125,7 +130,9 @@ def test_the_diagram_is_drawn_from_the_contracts() -> None:
 
 @pytest.mark.parametrize("notebook", TUTORIALS, ids=lambda path: path.stem)
 def test_prose_of_tutorials_quotes_no_result(notebook: Path) -> None:
-    """Results are printed by code. Only the paper's own numbers may be written, in a sentence that says so."""
+    """Results are printed by code. Only the paper's own numbers may be written, in a sentence that
+    says so.
+    """
     for cell in cells(notebook, "markdown"):
         for sentence in re.split(r"(?<=[.:?!])\s", re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", cell, flags=re.DOTALL)):
             if re.search(r"\d+\.\d+(?!\d*\])|\d\s?%", sentence):
@@ -158,10 +165,13 @@ def test_the_readmes_links_hold_on_a_package_index() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     relative = re.findall(r"\]\((?!https?://)[^)]*\)", readme)
     assert len(relative) > 10
-    for source, kept in ((None, "(`docs/guide.md`)"), ("https://a.b/c/", "(https://a.b/c/blob/main/docs/guide.md)")):
+    for source, expected_link in (
+        (None, "(`docs/guide.md`)"),
+        ("https://a.b/c/", "(https://a.b/c/blob/main/docs/guide.md)"),
+    ):
         text = hatch_build.for_index(readme, source)
         assert re.findall(r"\]\((?!https?://)[^)]*\)", text) == []
-        assert kept in text
+        assert expected_link in text
         assert text.count("https://arxiv.org") == readme.count("https://arxiv.org")
     assert "https://a.b/c/raw/main/docs/images/explain.png" in hatch_build.for_index(readme, "https://a.b/c")
     assert "explain.png" not in hatch_build.for_index(readme, None)

@@ -1,4 +1,6 @@
-"""EAP and EAP-IG are slopes of hooked passes; a path's estimates sum to what its edges carry; patching agrees."""
+"""EAP and EAP-IG are slopes of hooked passes; a path's estimates sum to what its edges carry;
+patching agrees.
+"""
 
 import numpy as np
 import pytest
@@ -38,17 +40,19 @@ def log_odds(model, batch, hooks):
 
 
 def slope_of_passes(model, batch, head, part, change, where, places, moved):
-    """Differences of the log-odds when the reader's input moves: read its part, then z, then the answer."""
+    """Differences of the log-odds when the reader's input moves: read its part, then z, then the
+    answer.
+    """
     resid, inputs, z_hook = (
         f"blocks.{head.layer}.{name}" for name in ("hook_resid_pre", f"attn.hook_{part}", "attn.hook_z")
     )
-    found, mask = [], places[..., None] & (torch.arange(model.cfg.n_heads) == head.head)
+    log_odds_at_steps, mask = [], places[..., None] & (torch.arange(model.cfg.n_heads) == head.head)
     for size in (-STEP, STEP):
         seen, move = {}, (resid, lambda x, hook, size=size: x - size * change)
         log_odds(model, batch, [moved, move, (inputs, recording(seen, "part"))])
         log_odds(model, batch, [moved, writing(inputs, where, seen["part"]), (z_hook, recording(seen, "z"))])
-        found.append(log_odds(model, batch, [moved, writing(z_hook, mask, seen["z"])]))
-    return (found[0] - found[1]) / (2 * STEP)
+        log_odds_at_steps.append(log_odds(model, batch, [moved, writing(z_hook, mask, seen["z"])]))
+    return (log_odds_at_steps[0] - log_odds_at_steps[1]) / (2 * STEP)
 
 
 @pytest.mark.slow
@@ -56,7 +60,7 @@ def slope_of_passes(model, batch, head, part, change, where, places, moved):
     ("reader_at", "path", "steps"),
     [
         ("last", None, 1),
-        *(pytest.param("label", *one, marks=pytest.mark.slow) for one in [(None, 1), ("inputs", 2)]),
+        *(pytest.param("label", *case_options, marks=pytest.mark.slow) for case_options in [(None, 1), ("inputs", 2)]),
     ],
 )
 def test_estimates_are_slopes_of_hooked_passes_along_each_input(case, reader_at, path, steps):
@@ -98,24 +102,24 @@ def test_the_readers_path_sums_to_what_all_edges_carry(case):
         space.flatten(attribute_edges(model, batch, READERS, means, path="readers", steps=steps)).sum(1)
         for steps in (8, 16, 32)
     ]
-    errors = [(one - carried).abs().max() for one in sums]
+    errors = [(path_sum - carried).abs().max() for path_sum in sums]
     assert errors[0] > 1.8 * errors[1] > 3.2 * errors[2]  # the error of n steps falls like 1/n
     torch.testing.assert_close(2 * sums[2] - sums[1], carried.to(sums[0]), rtol=1e-2, atol=2e-5)
 
 
 @pytest.mark.slow
 def test_costs_are_counted_and_one_step_of_a_path_is_eap(case):
-    view, given = ModelView.of(case[0]), (*case[:2], READERS, case[2])
-    plain = attribute_edges(*given)
+    view, arguments = ModelView.of(case[0]), (*case[:2], READERS, case[2])
+    plain = attribute_edges(*arguments)
     for path, steps in ((None, 1), ("inputs", 1), ("readers", 1), ("inputs", 3)):
         with counted(view, case[1]) as passes:
-            found = attribute_edges(*given, path=path, steps=steps)
+            attribution = attribute_edges(*arguments, path=path, steps=steps)
         assert (passes.forwards, passes.backwards) == pytest.approx((1 + steps, steps))
         if steps == 1:  # the readers' path does not lead through other readers
             for head in READERS if path == "inputs" else READERS[-1:]:
-                assert_close(found[head], plain[head])
+                assert_close(attribution[head], plain[head])
     with counted(view, case[1]) as passes:
-        estimate_effects(*given)
+        estimate_effects(*arguments)
     assert (passes.forwards, passes.backwards) == pytest.approx((2, 1))
 
 
@@ -125,18 +129,19 @@ def test_sets_into_one_of_several_readers_leave_the_others_alone(case):
     view, space = ModelView.of(model), EdgeSpace.of(ModelView.of(model), READERS)
     masks = np.zeros((2, len(space)), bool)
     masks[1, [str(space.edge(i)) for i in range(len(space))].index("F0 → L2H1.v (label)")] = True
-    found = log_odds_without(view, batch, space.removal_masks(masks), means, n_sets=2)
+    set_log_odds = log_odds_without(view, batch, space.removal_masks(masks), means, n_sets=2)
     options = {"part": "v", "writers": ["F0"], "at": "label", "reference": batch}
     exact = il.head_to_head_effects(model, batch, [READERS[1]], **options).log_odds[:, 0, 0]
-    assert_close(found[:, 0] - found[:, 1], exact, scale=8.0)
+    assert_close(set_log_odds[:, 0] - set_log_odds[:, 1], exact, scale=8.0)
     assert exact.abs().max() > 1e-4
 
 
 def direct_path_drops(model, batch, reference, source, part, role):
-    """TransformerLens' direct path patching from one head's mean over a role: drops in mean log-odds, [layer head].
+    """TransformerLens' direct path patching from one head's mean over a role: drops in mean
+    log-odds, [layer head].
 
-    Every later head is a reader, at all tokens. Only for TransformerLens 4, and for keys and values of models without
-    grouped queries.
+    Every later head is a reader, at all tokens. Only for TransformerLens 4, and for keys and values
+    of models without grouped queries.
     """
     from transformer_lens import ActivationCache
     from transformer_lens.patching import get_act_patch_direct_path
@@ -153,14 +158,14 @@ def direct_path_drops(model, batch, reference, source, part, role):
         return (answer - log_probs.gather(1, batch.other_label_tokens)).mean()
 
     with torch.no_grad():
-        (z, at), (other, other_at) = z_of(batch), z_of(reference)
-        replaced = torch.where(at[..., None, None], other[other_at].mean(0), z)
-        clean, corrupted = (ActivationCache({name: one}, model) for one in (replaced, z))
+        (z, at), (reference_z, other_at) = z_of(batch), z_of(reference)
+        replaced = torch.where(at[..., None, None], reference_z[other_at].mean(0), z)
+        clean, corrupted = (ActivationCache({name: z_values}, model) for z_values in (replaced, z))
         patched = get_act_patch_direct_path(
             model, batch.tokens, clean, corrupted, metric, source.layer, source.head, component=part, verbose=False
         )
-        own = metric(model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits"))
-    return own - patched
+        clean_log_odds = metric(model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits"))
+    return clean_log_odds - patched
 
 
 @pytest.mark.skipif(

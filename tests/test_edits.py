@@ -1,4 +1,6 @@
-"""Edits as values: sets of any edits score what their blocks do, read by any metric; draws, and edits of one's own."""
+"""Edits as values: sets of any edits score what their blocks do, read by any metric; draws, and
+edits of one's own.
+"""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -97,7 +99,9 @@ def edits_of(model, batch):
     "name", ["gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama_gqa", "bloom", "gemma2"))]
 )
 def test_sets_of_any_edits_score_what_their_blocks_do(load_tiny, name):
-    """Each edit alone, every pair of one and the next, all of the last position at once, and edits everywhere."""
+    """Each edit alone, every pair of one and the next, all of the last position at once, and edits
+    everywhere.
+    """
     model = load_tiny(name)
     batch = ragged(model)
     last, everywhere = edits_of(model, batch)
@@ -114,7 +118,9 @@ def test_sets_of_any_edits_score_what_their_blocks_do(load_tiny, name):
 
 
 def test_edits_of_the_last_position_run_one_token_per_prompt(load_tiny):
-    """All kinds of edits, alone and all at once: after the passes of their own, one pass over whole prompts."""
+    """All kinds of edits, alone and all at once: after the passes of their own, one pass over whole
+    prompts.
+    """
     model = load_tiny("gpt2")
     batch = ragged(model)
     last, _ = edits_of(model, batch)
@@ -149,7 +155,9 @@ def test_a_metric_reads_the_log_probabilities_of_each_prompt(load_tiny):
 
 
 def test_a_drawn_head_has_the_z_of_another_prompt(load_tiny):
-    """The draw belongs to the prompt: it is the same in another batch, and never the prompt itself."""
+    """The draw belongs to the prompt: it is the same in another batch, and never the prompt
+    itself.
+    """
     model = load_tiny("gpt2")
     batch = ragged(model)
     unedited_z = il.capture(model, batch).z[:, 1]
@@ -196,7 +204,9 @@ def test_edits_know_what_they_are():
 
 @pytest.mark.slow
 def test_scores_in_an_open_block_keep_the_order_of_stages(load_tiny):
-    """An edit of z does not undo the ablation of an outer block; edges are removed from a pass without edits."""
+    """An edit of z does not undo the ablation of an outer block; edges are removed from a pass
+    without edits.
+    """
     model = load_tiny("gpt2")
     batch = ragged(model)
     source = batch[[1, 2, 0]]
@@ -265,7 +275,9 @@ def test_a_prepared_mean_does_not_leave_another_edit_without_one(load_tiny):
 @pytest.mark.parametrize("has_sink", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_keys_are_hidden_as_if_they_had_never_been_there(dtype, has_sink):
-    """The softmax of the other scores, and of the sink's, in float64: a pattern in half precision does not sum to 1."""
+    """The softmax of the other scores, and of the sink's, in float64: a pattern in half precision
+    does not sum to 1.
+    """
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(20, 3, 41, generator=generator, dtype=torch.float64)
     scores[..., -1] = scores[..., -1] + 2 if has_sink else -torch.inf
@@ -361,7 +373,9 @@ def test_own_edits_cannot_go_wrong_silently(load_tiny, no_type_checks):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
 def test_earlier_positions_do_not_see_what_only_the_last_query_reads(load_tiny, name):
-    """Heads with patched keys keep, before the last position, the z that all other edits give them."""
+    """Heads with patched keys keep, before the last position, the z that all other edits give
+    them.
+    """
     model = load_tiny(name)
     batch = ragged(model)
     prompts = [replace(prompt, demonstrations=prompt.demonstrations[::-1]) for prompt in batch.prompts]
@@ -395,7 +409,9 @@ def test_a_pass_shorter_than_the_prompts_of_blocked_edges_is_refused(load_tiny):
 
 
 def test_ablation_in_places_changes_these_alone(load_tiny):
-    """Each prompt has its own last tokens and labels, also where padding follows; other places keep their z."""
+    """Each prompt has its own last tokens and labels, also where padding follows; other places keep
+    their z.
+    """
     model = load_tiny("gpt2")
     batch = ragged(model)
     assert len({*batch.last.tolist()}) > 1

@@ -27,23 +27,23 @@ def scores(model, batch, against=None):
     log_probs = last_log_probs(model, batch)
     rows = torch.arange(len(batch))
     labels = log_probs[:, batch.label_tokens]
-    own = labels[rows, batch.answer]
-    others = labels[rows, 1 - batch.answer]
+    answer_log_prob = labels[rows, batch.answer]
+    compared_log_prob = labels[rows, 1 - batch.answer]
     if against is not None:
-        others = log_probs.gather(1, against.reshape(len(batch), -1)).logsumexp(-1)
-    return torch.stack([own, own - others], dim=-1)
+        compared_log_prob = log_probs.gather(1, against.reshape(len(batch), -1)).logsumexp(-1)
+    return torch.stack([answer_log_prob, answer_log_prob - compared_log_prob], dim=-1)
 
 
 def one_by_one(model, batch, *, positions="last", against=None):
     """Return every head's effects, from one full forward pass per head under `ablate_heads`."""
     view = ModelView.of(model)
     clean = scores(model, batch, against)
-    found = clean.new_empty(len(batch), view.n_layers, view.n_heads, clean.shape[-1])
+    drops = clean.new_empty(len(batch), view.n_layers, view.n_heads, clean.shape[-1])
     for layer in range(view.n_layers):
         for head in range(view.n_heads):
             with il.ablate_heads(model, [(layer, head)], positions=positions):
-                found[:, layer, head] = clean - scores(model, batch, against)
-    return found.unbind(-1)
+                drops[:, layer, head] = clean - scores(model, batch, against)
+    return drops.unbind(-1)
 
 
 def ragged(model):
@@ -51,15 +51,21 @@ def ragged(model):
 
 
 def remains(model):
-    """Return what an edit could leave behind: hooks, replaced forwards, which parameters require gradients.
+    """Return what an edit could leave behind: hooks, replaced forwards, which parameters require
+    gradients.
 
     Hooks that TransformerLens itself sets at a model's first pass don't count.
     """
     hooks = sum(len(point.fwd_hooks) + len(point.bwd_hooks) for point in model.hook_dict.values())
-    own = {handle.id for block in model.blocks for handle in getattr(block, "_capture_hook_handles", ())}
+    capture_handles = {handle.id for block in model.blocks for handle in getattr(block, "_capture_hook_handles", ())}
     handles = [handle for module in model.modules() for handle in (*module._forward_hooks, *module._forward_pre_hooks)]
     forwards = [name for name, module in model.named_modules() if "forward" in vars(module)]
-    return hooks, len(set(handles) - own), forwards, {name: p.requires_grad for name, p in model.named_parameters()}
+    return (
+        hooks,
+        len(set(handles) - capture_handles),
+        forwards,
+        {name: p.requires_grad for name, p in model.named_parameters()},
+    )
 
 
 def hf_twin(family_folder, name):
@@ -142,7 +148,9 @@ def other_scores(**how):
 
 
 def shifted_rows(layer):
-    """Return a change that shifts the output of an MLP in single-token passes, which z of that layer does not show."""
+    """Return a change that shifts the output of an MLP in single-token passes, which z of that
+    layer does not show.
+    """
 
     def changed(forward, *args, **kwargs):
         output = forward(*args, **kwargs)
@@ -240,7 +248,9 @@ def test_nothing_is_left_behind(load_tiny, monkeypatch, options, failing):
 
 
 class Largest(TorchDispatchMode):
-    """Records the largest storage, in bytes, of a tensor that an operation in the block makes, except `known` ones."""
+    """Records the largest storage, in bytes, of a tensor that an operation in the block makes,
+    except `known` ones.
+    """
 
     def __init__(self, known):
         super().__init__()
@@ -255,7 +265,9 @@ class Largest(TorchDispatchMode):
 
 
 def test_keys_are_shared_not_copied():
-    """For 60 rows over 200 keys of width 64, no tensor is a tenth as large as one copy of the keys per row."""
+    """For 60 rows over 200 keys of width 64, no tensor is a tenth as large as one copy of the keys
+    per row.
+    """
     n_rows, n_keys, heads, groups, width = 60, 200, 4, 2, 64
     random = torch.Generator().manual_seed(0)
 
@@ -292,14 +304,16 @@ def test_memory_bounds_what_runs_together(load_tiny, monkeypatch):
 
 
 def test_estimates_of_differences(load_tiny):
-    """log p(target) − log p(against) is linear in both terms: its estimate is the difference of their estimates."""
+    """log p(target) − log p(against) is linear in both terms: its estimate is the difference of
+    their estimates.
+    """
     model = load_tiny("qwen2")
     batch = ragged(model)
-    other = batch.label_tokens[1 - batch.answer]
-    both = il.head_effects(model, batch, against=other, method="gradient")
-    alone = il.head_effects(model, batch, other, method="gradient")
-    assert_close(both.log_odds, both.log_prob - alone.log_prob)
-    assert_close(il.head_effects(model, batch, method="gradient").log_odds, both.log_odds)
+    other_label = batch.label_tokens[1 - batch.answer]
+    difference = il.head_effects(model, batch, against=other_label, method="gradient")
+    alone = il.head_effects(model, batch, other_label, method="gradient")
+    assert_close(difference.log_odds, difference.log_prob - alone.log_prob)
+    assert_close(il.head_effects(model, batch, method="gradient").log_odds, difference.log_odds)
 
 
 def test_estimates_within_contexts_without_gradients(gpt2, gpt2_batch):
@@ -313,10 +327,10 @@ def test_estimates_within_contexts_without_gradients(gpt2, gpt2_batch):
 def test_agreement_by_hand():
     causal = torch.tensor([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]])
     static = torch.tensor([[0.0, 2.0, 1.0], [3.0, 50.0, 40.0]])
-    found = il.metrics.agreement(causal, static, k=2)
+    agreement = il.metrics.agreement(causal, static, k=2)
     # Two neighboring pairs exchanged: 1 - 6 * (1 + 1 + 1 + 1) / (6 * 35)
-    assert found.spearman == pytest.approx(1 - 24 / 210)
-    assert (found.overlap, found.expected_overlap) == (2, pytest.approx(4 / 6))
+    assert agreement.spearman == pytest.approx(1 - 24 / 210)
+    assert (agreement.overlap, agreement.expected_overlap) == (2, pytest.approx(4 / 6))
     assert il.metrics.agreement(causal, -static, k=3).spearman == pytest.approx(-(1 - 24 / 210))
     assert il.metrics.agreement(causal, -static, k=3).overlap == 0
     tied = il.metrics.agreement(torch.tensor([[1.0, 1.0, 3.0]]), torch.tensor([[1.0, 2.0, 3.0]]), k=1)

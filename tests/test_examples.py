@@ -1,4 +1,6 @@
-"""Examples' outputs, refreshed: changed ones are rewritten, comparisons that become false reported; README numbers."""
+"""Examples' outputs, refreshed: changed ones are rewritten, comparisons that become false reported;
+README numbers.
+"""
 
 import examples  # pyright: ignore[reportMissingImports]
 import pytest

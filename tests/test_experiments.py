@@ -1,4 +1,6 @@
-"""Every script of `experiments/` runs by its one-line command, over public names only, and resumes."""
+"""Every script of `experiments/` runs by its one-line command, over public names only, and
+resumes.
+"""
 
 import ast
 import json

@@ -60,14 +60,14 @@ def test_numbers_are_those_of_the_functions(gpt2, acts, explanation, plain_text)
     best = heads["contrast"].flatten().topk(5).indices.tolist()
     assert [report.head for report in explanation.heads] == [il.Head(i // 4, i % 4) for i in best]
     places = parts["contrast"].flatten().topk(10).indices
-    found = [(4 * part.head.layer + part.head.head, part.position) for part in explanation.subheads.largest]
-    assert found == [divmod(place, len(explanation.input.tokens)) for place in places.tolist()]
+    head_and_position = [(4 * part.head.layer + part.head.head, part.position) for part in explanation.subheads.largest]
+    assert head_and_position == [divmod(place, len(explanation.input.tokens)) for place in places.tolist()]
     for score, values in parts.items():
         assert_close([getattr(part, score) for part in explanation.subheads.largest], values.flatten()[places])
     assert [name.strip("␣") for name in explanation.scores.compared_with] == ["bar"]
-    own = last_log_probs(gpt2, batch)[0]
+    log_probs = last_log_probs(gpt2, batch)[0]
     tokens = torch.stack([targets[0], against[0, 0]]) if plain_text else batch.label_tokens
-    assert_close([*explanation.scores.probs.values()], own[tokens].exp())
+    assert_close([*explanation.scores.probs.values()], log_probs[tokens].exp())
     for report in explanation.heads:
         layer, head = report.head
         assert_close(report.attention, acts.pattern[0, layer, head])
@@ -84,14 +84,16 @@ def test_numbers_are_those_of_the_functions(gpt2, acts, explanation, plain_text)
 
 
 def test_ablations_are_those_of_the_context_manager(gpt2, acts, explanation):
-    """The located set gives what a block gives that zeroes it at the last position, and random sets do, too."""
+    """The located set gives what a block gives that zeroes it at the last position, and random sets
+    do, too.
+    """
     batch, rng = acts.batch, random.Random(explanation.settings.seed)
     located = [report.head for report in explanation.heads[:3]]
     assert list(explanation.ablation.heads) == located
     with il.ablate_heads(gpt2, located, positions="last"):
         assert_close(explanation.ablation.located, il.score(gpt2, batch)[0])
-    others = [head for head in acts.view.heads() if head not in located]
-    sets = [rng.sample(others, 3) for _ in range(6)]
+    heads_not_located = [head for head in acts.view.heads() if head not in located]
+    sets = [rng.sample(heads_not_located, 3) for _ in range(6)]
     assert_close(
         explanation.ablation.random, il.score(gpt2, batch, [[il.Ablate(heads, positions="last")] for heads in sets])[0]
     )
@@ -101,17 +103,21 @@ def test_without_an_answer_the_models_choice_is_explained(gpt2):
     explanation = il.explain(gpt2, families.PROMPT, k=2)
     assert explanation.input.prompt.answer is None
     assert explanation.target == explanation.predicted
-    other = next(label for label in explanation.labels if label != explanation.predicted)
-    against = il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer=other), k=2)
-    assert against.target == other
+    other_label = next(label for label in explanation.labels if label != explanation.predicted)
+    against = il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer=other_label), k=2)
+    assert against.target == other_label
     assert against.all_heads.increase != explanation.all_heads.increase
 
 
 def test_conventions_are_kept_in_the_result(gpt2, explanation):
-    own = il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), final_norm="own", bias=False, k=5)
-    assert (own.settings.final_norm, own.settings.bias, own.subheads.certified) == ("own", False, False)
-    assert own.subheads.n_exact == own.subheads.n_parts
-    assert own.layers.attn != explanation.layers.attn
+    with_own_norm = il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), final_norm="own", bias=False, k=5)
+    assert (with_own_norm.settings.final_norm, with_own_norm.settings.bias, with_own_norm.subheads.certified) == (
+        "own",
+        False,
+        False,
+    )
+    assert with_own_norm.subheads.n_exact == with_own_norm.subheads.n_parts
+    assert with_own_norm.layers.attn != explanation.layers.attn
     assert explanation.subheads.certified
 
 
@@ -143,25 +149,27 @@ def test_without_random_sets_their_column_is_empty(gpt2):
 
 
 def test_words_of_noise_are_gray(acts, explanation):
-    """Standouts are the readout's, and words below the threshold are gray in the terminal and on the page."""
+    """Standouts are the readout's, and words below the threshold are gray in the terminal and on
+    the page.
+    """
     words = explanation.to_frame("words")
     for report in explanation.heads:
         query = acts.last_query(report.head)
         vectors = torch.cat([acts.label_values(report.head)[0], acts.label_keys(report.head)[0], query])
-        found = acts.readout.describe(vectors, torch.full((9,), -1), keep="words")
-        assert_close(words[words["name"] == str(report.head)]["standout"].tolist(), found.standouts)
+        descriptions = acts.readout.describe(vectors, torch.full((9,), -1), keep="words")
+        assert_close(words[words["name"] == str(report.head)]["standout"].tolist(), descriptions.standouts)
         assert (report.value_words, report.query_words) == (
-            tuple(map(tuple, found.tokens[:4])),
-            tuple(found.tokens[-1]),
+            tuple(map(tuple, descriptions.tokens[:4])),
+            tuple(descriptions.tokens[-1]),
         )
     report = replace(explanation.heads[0], why=None)
-    shown = replace(
+    with_noise = replace(
         explanation,
         heads=(replace(report, value_standouts=(1.9, 2.1, 9.0, -3.0), key_standouts=(5.0,) * 4, query_standout=1.0),),
     )
-    assert shown.to_html().count('class="noise"') == 3
+    assert with_noise.to_html().count('class="noise"') == 3
     console = Console(width=120, force_terminal=True, color_system="standard", file=io.StringIO())
-    console.print(shown)
+    console.print(with_noise)
     lines = [line for line in console.file.getvalue().splitlines() if " value " in line]
     assert [line.count("\x1b[2m") for line in lines] == [1, 0, 0, 1]
     old = replace(report, value_standouts=(), key_standouts=(), query_standout=None)
@@ -175,9 +183,9 @@ def test_a_head_that_attends_to_the_other_label_is_not_said_to_attend_to_the_ans
     explanation, difference, verb, heading
 ):
     report = explanation.heads[0]
-    shown = replace(explanation, heads=(replace(report, why=replace(report.why, score_difference=difference)),))
-    assert f"Why {report.head} {verb} foo@" in ex.terminal_text(shown)
-    assert f"<h4>{heading}<" in shown.to_html()
+    made_up = replace(explanation, heads=(replace(report, why=replace(report.why, score_difference=difference)),))
+    assert f"Why {report.head} {verb} foo@" in ex.terminal_text(made_up)
+    assert f"<h4>{heading}<" in made_up.to_html()
 
 
 @pytest.mark.slow
@@ -201,21 +209,30 @@ def test_only_a_text_is_plain_text(gpt2):
 
 @pytest.mark.parametrize("by", ["increase", "effect"])
 def test_heads_are_ranked_by_the_chosen_score(gpt2, acts, explanation, by):
-    """Scores are those of the functions, and the heads with the largest scores are described and ablated."""
+    """Scores are those of the functions, and the heads with the largest scores are described and
+    ablated.
+    """
     batch, against = acts.batch, acts.batch.other_label_tokens
-    found = il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), by=by, k=5, n_ablated=3, n_random=2)
+    ranked_explanation = il.explain(
+        gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), by=by, k=5, n_ablated=3, n_random=2
+    )
     contrasts = il.head_log_prob_increase(acts, against=against)[0]
     scores = il.head_log_prob_increase(acts)[0] if by == "increase" else il.head_effects(gpt2, batch).log_odds[0]
-    assert_close(found.all_heads.by(by), scores)
-    assert_close(found.all_heads.contrast, contrasts)
+    assert_close(ranked_explanation.all_heads.by(by), scores)
+    assert_close(ranked_explanation.all_heads.contrast, contrasts)
     ranked = [il.Head(i // 4, i % 4) for i in scores.flatten().topk(5).indices.tolist()]
-    assert [report.head for report in found.heads] == ranked != [report.head for report in explanation.heads]
-    assert list(found.ablation.heads) == ranked[:3]
-    assert_close([report.scores[by] for report in found.heads], [scores[head] for head in ranked])
-    assert_close(found.to_frame("heads")[by], scores.flatten())
+    assert (
+        [report.head for report in ranked_explanation.heads] == ranked != [report.head for report in explanation.heads]
+    )
+    assert list(ranked_explanation.ablation.heads) == ranked[:3]
+    assert_close([report.scores[by] for report in ranked_explanation.heads], [scores[head] for head in ranked])
+    assert_close(ranked_explanation.to_frame("heads")[by], scores.flatten())
     parts = il.subhead_log_prob_increase(acts, against=None if by == "increase" else against)[0]
-    assert found.part_score == ("increase" if by == "increase" else "contrast")
-    assert_close([getattr(part, found.part_score) for part in found.subheads.largest], parts.flatten().topk(10).values)
+    assert ranked_explanation.part_score == ("increase" if by == "increase" else "contrast")
+    assert_close(
+        [getattr(part, ranked_explanation.part_score) for part in ranked_explanation.subheads.largest],
+        parts.flatten().topk(10).values,
+    )
     if by == "effect":
         alone = il.explain(gpt2, il.Text("love like", answer=" foo"), by=by, k=1)
         text = il.tokenize(gpt2, il.Text("love like", answer=" foo"))
@@ -223,7 +240,9 @@ def test_heads_are_ranked_by_the_chosen_score(gpt2, acts, explanation, by):
 
 
 def test_labels_of_several_tokens_are_scored_by_one_and_shown_whole(pair):  # noqa: F811
-    """One token, which is shown, scores a label; log-probabilities of full labels are computed by teacher forcing."""
+    """One token, which is shown, scores a label; log-probabilities of full labels are computed by
+    teacher forcing.
+    """
     model, hf = pair
     with pytest.warns(UserWarning, match="'zoo' is scored by .*only white space"):
         explanation = il.explain(model, il.Prompt.parse("John : zoo store : Mary went :", answer="Mary"), k=2)
@@ -258,7 +277,9 @@ def test_labels_that_begin_alike_are_explained(pair):  # noqa: F811
 
 
 def test_plain_text_is_loaded_unchanged_and_sections_that_do_not_fit_are_refused(gpt2, tmp_path):
-    """Sections are checked also in files without a digest. Other damage, and other results: test_results.py."""
+    """Sections are checked also in files without a digest. Other damage, and other results:
+    test_results.py.
+    """
     free = il.explain(gpt2, il.Text("love like", answer=" foo", against=[" bar", 4]), k=3)
     path = tmp_path / "free.json"
     free.save(path)
@@ -291,26 +312,28 @@ def test_plain_text_is_loaded_unchanged_and_sections_that_do_not_fit_are_refused
 
 
 def test_two_explanations_are_compared_head_by_head(gpt2, explanation):
-    other = il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="bar"), k=5)
-    both = il.compare(explanation, other)
-    frame = both.to_frame()
+    of_other_answer = il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="bar"), k=5)
+    comparison = il.compare(explanation, of_other_answer)
+    frame = comparison.to_frame()
     assert frame["change"].abs().is_monotonic_decreasing
     row = frame.iloc[0]
     layer, head = row["layer"], row["head"]
     for score, prefix in (("contrast", ""), ("increase", "increase_")):
-        a, b = (one.all_heads.by(score)[layer][head] for one in (explanation, other))
+        a, b = (side.all_heads.by(score)[layer][head] for side in (explanation, of_other_answer))
         assert row[f"{prefix}a"] == a
         assert row[f"{prefix}change"] == b - a
-    assert row["name"] in repr(both)
-    assert 'data-page="&lt;!doctype html' in both._repr_html_()
-    wide = il.compare(explanation, ex.changed(other, increase=((0.0,),) * 3))
+    assert row["name"] in repr(comparison)
+    assert 'data-page="&lt;!doctype html' in comparison._repr_html_()
+    wide = il.compare(explanation, ex.changed(of_other_answer, increase=((0.0,),) * 3))
     with pytest.raises(il.InputError, match=r"same \(layers, heads\)"):
         wide.to_frame()
     assert repr(wide).startswith(f"A ({wide.a.model}): {wide.a.headline}. B (")
 
 
 def test_reasons_are_the_score_and_value_parts(icl_mini):
-    """The panel's writers and pairs are those of `attention_score_parts` and `value_parts`, largest first."""
+    """The panel's writers and pairs are those of `attention_score_parts` and `value_parts`, largest
+    first.
+    """
     explanation = il.explain(icl_mini, il.Prompt.parse(families.PROMPT, answer="foo"), k=3, why="L2H1")
     batch = il.tokenize(icl_mini, [il.Prompt.parse(families.PROMPT, answer="foo")])
     acts = il.capture(icl_mini, batch, writers=True)
@@ -325,8 +348,8 @@ def test_reasons_are_the_score_and_value_parts(icl_mini):
             largest = frame[f"{side}_side"].abs().nlargest(len(getattr(why, side)))
             assert [name for name, _ in getattr(why, side)] == largest.index.tolist()
             assert_close([value for _, value in getattr(why, side)], frame.loc[largest.index, f"{side}_side"].tolist())
-        for one, other, value in why.pairs:
-            at = parts.writers.index(one), parts.writers.index(other)
+        for query_writer, key_writer, value in why.pairs:
+            at = parts.writers.index(query_writer), parts.writers.index(key_writer)
             assert_close(value, expected.pairs[0][at], scale=float(expected.pairs.abs().max()))
         rows, columns = ([parts.writers.index(name) for name, _ in side] for side in (why.query, why.key))
         largest = expected.pairs[0][rows][:, columns].abs().flatten().topk(len(why.pairs)).values
@@ -340,7 +363,9 @@ def test_reasons_are_the_score_and_value_parts(icl_mini):
 
 
 def test_reasons_are_decoded_into_words(icl_mini):
-    """The first writers of each side are decoded: what they add to the query, write at the keys, add to values."""
+    """The first writers of each side are decoded: what they add to the query, write at the keys,
+    add to values.
+    """
     explanation = il.explain(icl_mini, il.Prompt.parse(families.PROMPT, answer="foo"), k=2, by="contrast")
     batch = il.tokenize(icl_mini, [il.Prompt.parse(families.PROMPT, answer="foo")])
     acts = il.capture(icl_mini, batch, writers=True)
@@ -350,9 +375,9 @@ def test_reasons_are_decoded_into_words(icl_mini):
         scores = il.attention_score_parts(acts, report.head)
         values = il.value_parts(acts, report.head, batch.answer_tokens, against=batch.other_label_tokens)
         for side in ("query", "key", "value"):
-            found = report.why.words(side)
-            assert list(found) == [name for name, _ in report.why.side(side)[:3]]
-            for writer, (words, standout) in found.items():
+            words_by_writer = report.why.words(side)
+            assert list(words_by_writer) == [name for name, _ in report.why.side(side)[:3]]
+            for writer, (words, standout) in words_by_writer.items():
                 if side == "query":
                     vector = scores.vectors(writer, "query")[0, 0]
                 elif side == "key":
@@ -360,10 +385,10 @@ def test_reasons_are_decoded_into_words(icl_mini):
                     vector = written[same].mean(0) - written[~same].mean(0)
                 else:
                     vector = values.vectors(writer)[0, same].mean(0)
-                own = acts.readout.describe(vector[None], torch.tensor([-1]), k=10, keep="words")
+                descriptions = acts.readout.describe(vector[None], torch.tensor([-1]), k=10, keep="words")
                 if standout > -2:  # a vector of rounding errors has no words of its own
-                    assert list(words) == own.tokens[0]
-                    assert standout == pytest.approx(float(own.standouts[0]), abs=0.02)
+                    assert list(words) == descriptions.tokens[0]
+                    assert standout == pytest.approx(float(descriptions.standouts[0]), abs=0.02)
                 grays.add(standout < 2)
                 why = explanation.to_frame("why")
                 row = why[(why["name"] == str(report.head)) & (why["side"] == side) & (why["writer"] == writer)]
@@ -375,20 +400,22 @@ def test_reasons_are_decoded_into_words(icl_mini):
 
 
 def test_the_sentence_says_why(icl_mini):
-    """It states attention, score difference and strongest writers, on the page, in its static version and terminal."""
+    """It states attention, score difference and strongest writers, on the page, in its static
+    version and terminal.
+    """
     explanation = il.explain(icl_mini, il.Prompt.parse(families.PROMPT, answer="foo"), k=2, by="contrast")
     report = explanation.heads[0]
     sentence = explanation.why_sentence(report)
     attention = sum(report.attention[position] for position in report.why.more)
     assert f"{attention:.0%} of its attention" in sentence
     assert f"{abs(report.why.score_difference):.2f}" in sentence
-    strongest = max(report.why.query, key=lambda one: one[1] * report.why.score_difference)
+    strongest = max(report.why.query, key=lambda part_of_writer: part_of_writer[1] * report.why.score_difference)
     assert f"{writer_in_words(strongest[0])} ({strongest[1]:+.2f})" in sentence
     assert sentence in ex.terminal_text(explanation)
-    shown = html.unescape(sentence.replace("(-", "(−"))
-    assert shown in html.unescape(explanation.to_html())
+    page = html.unescape(sentence.replace("(-", "(−"))
+    assert page in html.unescape(explanation.to_html())
     static = explanation._repr_html_().partition("icl-lens-twin")[2]
-    assert shown in html.unescape(static)
+    assert page in html.unescape(static)
 
 
 def test_writers_in_words():

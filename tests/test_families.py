@@ -1,4 +1,6 @@
-"""Searches in models with and without a soft cap; families that are refused by name. Numbers: the sweep."""
+"""Searches in models with and without a soft cap; families that are refused by name. Numbers: the
+sweep.
+"""
 
 import against_hf
 import families
@@ -17,18 +19,18 @@ from icl_lens.models.view import ModelView
 def test_searches_find_what_trying_everything_finds(family_run, name):
     """All parts are evaluated against one token or if logits are soft-capped, fewer otherwise."""
     run = family_run(name)
-    certified, one = name not in SOFT_CAPPED, run.batch.other_label_tokens
-    for against in (None, one, SEVERAL):
+    certified, other_label = name not in SOFT_CAPPED, run.batch.other_label_tokens
+    for against in (None, other_label, SEVERAL):
         top = against_hf.check_search(run.acts, run.batch, certified=certified, against=against)
         by = "increase" if against is None else "contrast"
         best = il.top_heads(run.acts, k=5, by=by, against=against)
-        every = il.head_log_prob_increase(run.acts, run.batch.answer_tokens, against=against)
-        expected = every.mean(0).flatten().topk(5)
+        increases = il.head_log_prob_increase(run.acts, run.batch.answer_tokens, against=against)
+        expected = increases.mean(0).flatten().topk(5)
         assert_close(best.value, expected.values)
         assert best.heads == [il.Head(i // 4, i % 4) for i in expected.indices.tolist()]
         located = il.locate_heads(run.model, run.batch, k=5, by=by, against=against)
         assert best.certified == located.certified == certified
-        if against is one or not certified:
+        if against is other_label or not certified:
             assert torch.equal(top.n_exact, top.n_parts)
             assert (top.unevaluated_bound == -torch.inf).all()
             assert (best.n_exact, best.unevaluated_bound, best.share_evaluated) == (12, -float("inf"), 1.0)
@@ -43,7 +45,9 @@ def test_unsupported_families_are_refused_by_name(load_tiny, name):
 
 
 def test_blocks_that_do_not_add_up_are_refused(load_tiny, monkeypatch):
-    """The check at capture prevents wrong explanations of an unknown family; here, one multiplier is unknown."""
+    """The check at capture prevents wrong explanations of an unknown family; here, one multiplier
+    is unknown.
+    """
     model = load_tiny("granite")
     batch = il.tokenize(model, PROMPTS, prepend_bos=False)
     for multiplier, message in [

@@ -1,4 +1,6 @@
-"""Misuse raises InputError with one sentence in every function, and edits cannot go wrong silently."""
+"""Misuse raises InputError with one sentence in every function, and edits cannot go wrong
+silently.
+"""
 
 import copy
 import inspect
@@ -245,7 +247,9 @@ class _Called(Exception):
 
 @pytest.mark.parametrize("name", sorted(name for name in sweep.CALLS if "." not in name))
 def test_a_wrong_argument_is_refused_in_one_sentence_that_names_it(no_type_checks, gpt2, monkeypatch, name):
-    """Every public function that takes a model × every argument with wrong values; the rest of its call is right."""
+    """Every public function that takes a model × every argument with wrong values; the rest of its
+    call is right.
+    """
     case, function, seen = sweep.Case(gpt2, sweep.PROMPTS, sweep.OTHERS), getattr(il, name), []
 
     def called(*args, **kwargs):
@@ -261,19 +265,21 @@ def test_a_wrong_argument_is_refused_in_one_sentence_that_names_it(no_type_check
         values = () if (name, argument) in ELSEWHERE else WRONG[argument]
         for value in (*values, *([[]] if argument == "heads" and name in NEED_HEADS else [])):
             wrong = copy.copy(right)
-            given = right.arguments | {argument: value}
-            wrong.arguments = {one: given[one] for one in right.signature.parameters if one in given}
+            arguments = right.arguments | {argument: value}
+            wrong.arguments = {
+                parameter: arguments[parameter] for parameter in right.signature.parameters if parameter in arguments
+            }
 
             def ask(wrong=wrong):
-                found = function(*wrong.args, **wrong.kwargs)
-                edits = found if isinstance(found, list) else [found]
-                enter(il.edited(gpt2, *edits, batch=case.batch) if isinstance(edits[0], il.Edit) else found)
+                returned = function(*wrong.args, **wrong.kwargs)
+                edits = returned if isinstance(returned, list) else [returned]
+                enter(il.edited(gpt2, *edits, batch=case.batch) if isinstance(edits[0], il.Edit) else returned)
 
             with pytest.raises(il.InputError) as caught:
                 ask()
             faults.assert_sentence(str(caught.value), "")
-            shown = (argument, argument.removesuffix("s"), repr(value).strip("[]"), "head must be in layers")
-            assert any(one in str(caught.value) for one in shown), (argument, value, str(caught.value))
+            expected_words = (argument, argument.removesuffix("s"), repr(value).strip("[]"), "head must be in layers")
+            assert any(words in str(caught.value) for words in expected_words), (argument, value, str(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -282,7 +288,9 @@ def test_a_wrong_argument_is_refused_in_one_sentence_that_names_it(no_type_check
     ids=["hooks apart", "shared"],
 )
 def test_blocks_end_in_any_order(gpt2, gpt2_batch, edit, heads):
-    """The second block's edit stays when the first one ends before it, and nothing is left when both have ended."""
+    """The second block's edit stays when the first one ends before it, and nothing is left when
+    both have ended.
+    """
     plain = last_log_probs(gpt2, gpt2_batch)
     first, second = (edit(gpt2, [head]) for head in heads)
     with edit(gpt2, heads[1:]):
@@ -303,11 +311,11 @@ def test_blocks_end_in_any_order(gpt2, gpt2_batch, edit, heads):
 )
 def test_another_batch_is_refused_inside_a_block_of_a_batch(gpt2, passed, words):
     """In a shorter batch, label positions would point to other tokens."""
-    edited, other = (il.tokenize(gpt2, f"{text} :") for text in ("love : foo one : bar two three", passed))
+    edited, passed_batch = (il.tokenize(gpt2, f"{text} :") for text in ("love : foo one : bar two three", passed))
     with il.edited(gpt2, il.Reweight(HEADS, [[0.5, 1.0]], renormalize=True), batch=edited):
         last_log_probs(gpt2, edited)
         with pytest.raises(il.InputError, match=words):
-            last_log_probs(gpt2, other)
+            last_log_probs(gpt2, passed_batch)
 
 
 def test_targets_of_any_whole_number(gpt2, gpt2_batch):
@@ -319,21 +327,21 @@ def test_targets_of_any_whole_number(gpt2, gpt2_batch):
 
 
 def test_another_thread_is_refused_while_a_block_is_open(gpt2, gpt2_batch):
-    said = []
+    messages = []
 
     def ask():
         for ask_model in (lambda: il.capture(gpt2, gpt2_batch), lambda: gpt2(gpt2_batch.tokens)):
             try:
                 ask_model()
             except il.InputError as error:
-                said.append(str(error))
+                messages.append(str(error))
 
     with il.ablate_heads(gpt2, HEADS):
         thread = threading.Thread(target=ask)
         thread.start()
         thread.join()
-    assert len(said) == 2
-    for sentence in said:
+    assert len(messages) == 2
+    for sentence in messages:
         faults.assert_sentence(sentence, "in use by another thread")
     il.capture(gpt2, gpt2_batch)
 
@@ -341,20 +349,20 @@ def test_another_thread_is_refused_while_a_block_is_open(gpt2, gpt2_batch):
 def test_passes_of_many_threads_wait_for_one_another(gpt2):
     prompt = "love : bar one : foo two :"
     alone = il.explain(gpt2, prompt, k=2)
-    found = []
+    explanations = []
 
     def explain():
         try:
-            found.append(il.explain(gpt2, prompt, k=2))
+            explanations.append(il.explain(gpt2, prompt, k=2))
         except Exception as error:
-            found.append(error)
+            explanations.append(error)
 
     threads = [threading.Thread(target=explain) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [one.to_dict() for one in found] == [alone.to_dict()] * 3
+    assert [explanation.to_dict() for explanation in explanations] == [alone.to_dict()] * 3
 
 
 def test_dropout_is_off_in_our_passes_and_put_back(gpt2, gpt2_batch):
@@ -394,10 +402,10 @@ def test_any_prompt_is_read_or_refused(gpt2, text, answer):
 @given(label=st.text(max_size=8), text=st.text(max_size=8))
 def test_any_label_is_kept_or_refused(label, text):
     try:
-        shown = il.Prompt([il.Demonstration(text, label)], "query")
+        prompt = il.Prompt([il.Demonstration(text, label)], "query")
     except il.InputError:
         return
-    rendered = Template().render(shown)
+    rendered = Template().render(prompt)
     assert rendered.text[slice(*rendered.label_spans[0])] == label
 
 
@@ -441,7 +449,9 @@ def run_or_enter(value):
 
 @pytest.mark.parametrize("name", FIRST_IS_MODEL)
 def test_what_is_passed_in_place_of_the_model_is_said_with_the_right_call(name, gpt2, gpt2_batch):
-    """A Hugging Face model, a model's name, a tokenizer, and the batch, in every function that takes a model."""
+    """A Hugging Face model, a model's name, a tokenizer, and the batch, in every function that
+    takes a model.
+    """
     function, one_row = getattr(il, name), gpt2_batch[:1]
     required = required_after_model(function, one_row)
     calls = {
@@ -470,7 +480,9 @@ class DataFrame:
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize("name", FIRST_IS_MODEL)
 def test_a_wrong_object_is_named_in_a_few_words(name, gpt2, gpt2_batch):
-    """A model or a table in place of each argument, alone or in a list: its `repr` would fill screens."""
+    """A model or a table in place of each argument, alone or in a list: its `repr` would fill
+    screens.
+    """
     function, one_row = getattr(il, name), gpt2_batch[:1]
     required = required_after_model(function, one_row)
     for argument in required.keys() - {"compute"}:

@@ -134,7 +134,9 @@ def test_output_is_ascii_in_an_ascii_terminal():
 
 
 def test_a_closed_pipe_loses_nothing(tmp_path):
-    """If the reader closes the pipe at once, the file is still written, and no exception is printed."""
+    """If the reader closes the pipe at once, the file is still written, and no exception is
+    printed.
+    """
     file = tmp_path / "a.json"
     process = subprocess.Popen(
         [sys.executable, "-m", "icl_lens", "explain", PROMPT, "--json", str(file)],

@@ -1,4 +1,6 @@
-"""Wrong data, word lists, manifests and chunks: refused in one sentence or read as written, never guessed."""
+"""Wrong data, word lists, manifests and chunks: refused in one sentence or read as written, never
+guessed.
+"""
 
 import contextlib
 import io
@@ -78,15 +80,21 @@ def test_bad_files_are_refused(tmp_path, suffix, content, words):
 )
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
 def test_classes_are_read_as_written(tmp_path, kinds, suffix):
-    """Nothing that looks like a missing value, or like the same number, is dropped or merged; only "" is missing."""
+    """Nothing that looks like a missing value, or like the same number, is dropped or merged; only
+    "" is missing.
+    """
     rows = [(f"{i}000", kind) for i, kind in enumerate(kinds * 8)]
     written = [json.dumps({"text": text, "label": kind}) for text, kind in rows]
     path = tmp_path / f"data{suffix}"
     path.write_text("\n".join(["text,label", *map(",".join, rows)] if suffix == ".csv" else written))
     assert [(row["text"], row["label"] or "") for row in read_files([path]).rows] == rows
     if "" not in kinds:
-        shown = load_task("mine", path=path, n=8, labels=("foo", "bar"))
-        texts = {text for prompt in shown for text in (prompt.query, *(one.text for one in prompt.demonstrations))}
+        prompts = load_task("mine", path=path, n=8, labels=("foo", "bar"))
+        texts = {
+            text
+            for prompt in prompts
+            for text in (prompt.query, *(demonstration.text for demonstration in prompt.demonstrations))
+        }
         assert texts <= {text for text, _ in rows}
 
 
@@ -114,7 +122,9 @@ def chunk(folder):
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
 def test_a_flipped_byte_never_changes_numbers_unnoticed(tmp_path, place, flip):
-    """Before the footer, it raises CorruptChunk or changes no number; nowhere does it raise another error."""
+    """Before the footer, it raises CorruptChunk or changes no number; nowhere does it raise another
+    error.
+    """
     run, path = chunk(tmp_path)
     whole = run.read(path.name)
     data = bytearray(path.read_bytes())

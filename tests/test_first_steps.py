@@ -1,4 +1,6 @@
-"""What newcomers write first: pairs, names and templates in their shortest form, an answer without its space."""
+"""What newcomers write first: pairs, names and templates in their shortest form, an answer without
+its space.
+"""
 
 import copy
 import pickle
@@ -36,8 +38,8 @@ def test_a_head_is_made_by_its_name():
     assert il.Head("L3H1") == il.Head(3, 1) == (3, 1)
     assert [il.Head("l3h1")] == [il.Head.parse("3H1")]
     head = il.Head(3, 1)
-    for other in (pickle.loads(pickle.dumps(head)), copy.deepcopy(head), head._replace(layer=3)):
-        assert (other, type(other), str(other)) == (head, il.Head, "L3H1")
+    for copied_head in (pickle.loads(pickle.dumps(head)), copy.deepcopy(head), head._replace(layer=3)):
+        assert (copied_head, type(copied_head), str(copied_head)) == (head, il.Head, "L3H1")
     with pytest.raises(InputError, match="invalid head 'three'"):
         il.Head("three")
 

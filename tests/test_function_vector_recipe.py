@@ -1,4 +1,6 @@
-"""Function vectors of a real model equal their published recipe, in plain Hugging Face passes; others: the sweep."""
+"""Function vectors of a real model equal their published recipe, in plain Hugging Face passes;
+others: the sweep.
+"""
 
 import families
 import function_vector_recipe as recipe
@@ -20,7 +22,9 @@ def rows(batch: il.PromptBatch) -> list[list[int]]:
 @pytest.mark.slow
 @pytest.mark.skipif(SMOLLM2.status != "installed", reason=f"{SMOLLM2.name} is not installed: {SMOLLM2.command}")
 def test_on_smollm2_the_recipe_gives_our_heads_and_gains():
-    """Ten demonstrations, in float32: effects of all heads, the ten largest, and what their vector gains zero-shot."""
+    """Ten demonstrations, in float32: effects of all heads, the ten largest, and what their vector
+    gains zero-shot.
+    """
     model = il.load_model("smollm2-135m", device="cpu")
     with cached_parser("the file"):
         hf = AutoModelForCausalLM.from_pretrained(
@@ -29,7 +33,7 @@ def test_on_smollm2_the_recipe_gives_our_heads_and_gains():
     tasks = [vectors.draw("country-capital")]  # the page has three
     means, theirs, ours = [], [], []
     for task in tasks:
-        clean, corrupted = (vectors.tokenized(model, some) for some in (task.clean, task.shuffled))
+        clean, corrupted = (vectors.tokenized(model, prompts) for prompts in (task.clean, task.shuffled))
         means.append(recipe.mean_outputs(hf, rows(clean)))
         answers = corrupted.answer_tokens.tolist()
         theirs.append(recipe.indirect_effects(hf, rows(corrupted), answers, means[-1]))
@@ -40,15 +44,15 @@ def test_on_smollm2_the_recipe_gives_our_heads_and_gains():
     heads = recipe.top_heads(torch.cat(theirs), vectors.N_HEADS)
     assert [tuple(head) for head in vectors.best_heads(torch.cat(ours).numpy(), vectors.N_HEADS)] == heads
     for task, outputs in zip(tasks, means, strict=True):
-        asked, test = (vectors.tokenized(model, some) for some in (task.asked, task.test))
+        asked, test = (vectors.tokenized(model, prompts) for prompts in (task.asked, task.test))
         vector = recipe.function_vector(outputs, heads)
         mine = il.function_vector(model, vectors.tokenized(model, task.clean), [il.Head(*head) for head in heads])
         torch.testing.assert_close(mine.double(), vector.double(), atol=1e-4, rtol=0)
         before = recipe.log_probs_with(hf, rows(test))
         layer = il.vector_gains(model, mine, asked).best
         after = recipe.log_probs_with(hf, rows(test), vector, layer)
-        found = il.vector_gains(model, mine, test, layers=[layer])
+        gains = il.vector_gains(model, mine, test, layers=[layer])
         gain = (after - before)[torch.arange(len(test)), test.answer_tokens]
-        print(f"after layer {layer}: {gain.mean():+.3f}, and {(found.gain[:, 0] - gain).abs().max():.1e} apart")
-        torch.testing.assert_close(found.gain[:, 0], gain, atol=1e-3, rtol=0)
-        assert found.top1[:, 0].tolist() == (after.argmax(1) == test.answer_tokens).tolist()
+        print(f"after layer {layer}: {gain.mean():+.3f}, and {(gains.gain[:, 0] - gain).abs().max():.1e} apart")
+        torch.testing.assert_close(gains.gain[:, 0], gain, atol=1e-3, rtol=0)
+        assert gains.top1[:, 0].tolist() == (after.argmax(1) == test.answer_tokens).tolist()

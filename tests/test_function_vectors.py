@@ -1,4 +1,6 @@
-"""Vectors added to prompts: shared or each its own, many at once, beside other edits. Their numbers: the sweep."""
+"""Vectors added to prompts: shared or each its own, many at once, beside other edits. Their
+numbers: the sweep.
+"""
 
 from weakref import WeakKeyDictionary
 
@@ -44,11 +46,11 @@ def test_vectors_of_plain_texts_behind_many_layers_are_as_one_by_one(gpt2):
     layers = [2, 0, 2, 1, 0]
     vectors = torch.randn(len(layers), families.D_MODEL, generator=torch.Generator().manual_seed(0))
     sets = [[il.AddVector(vector, layer)] for vector, layer in zip(vectors, layers, strict=True)]
-    found = il.score(gpt2, batch, sets, read=lambda log_probs, prompt: log_probs)
+    scores = il.score(gpt2, batch, sets, read=lambda log_probs, prompt: log_probs)
     for number, edits in enumerate(sets):
         with il.edited(gpt2, *edits, batch=batch):
-            assert_close(found[:, number], last_log_probs(gpt2, batch))
-    assert (found[:, 0] - found[:, 1]).abs().max() > 0.01
+            assert_close(scores[:, number], last_log_probs(gpt2, batch))
+    assert (scores[:, 0] - scores[:, 1]).abs().max() > 0.01
 
 
 def test_vectors_share_keys_and_go_the_long_way_where_hooks_are_at_work(load_tiny, monkeypatch):
@@ -61,10 +63,10 @@ def test_vectors_share_keys_and_go_the_long_way_where_hooks_are_at_work(load_tin
     il.score(model, batch, sets, read=lambda log_probs, prompt: log_probs)
     assert not whole
     with il.ablate_heads(model, HEADS[:1]):
-        found = il.score(model, batch, sets, read=lambda log_probs, prompt: log_probs)
+        scores = il.score(model, batch, sets, read=lambda log_probs, prompt: log_probs)
         assert len(whole) == 3
         with il.edited(model, il.AddVector(vectors[1], 1), batch=batch):
-            assert_close(found[:, 1], last_log_probs(model, batch))
+            assert_close(scores[:, 1], last_log_probs(model, batch))
 
 
 @pytest.mark.parametrize("mode", ["zero", "mean"])
@@ -81,21 +83,25 @@ def test_tests_of_heads_and_means_are_without_the_vector(load_tiny, monkeypatch,
 
 
 def test_a_planted_vector_gains_where_it_is_read(gpt2, gpt2_batch):
-    """The unembedding of the answer, in place of the last layer's output, is the answer; `best` finds the layer."""
+    """The unembedding of the answer, in place of the last layer's output, is the answer; `best`
+    finds the layer.
+    """
     model, batch = gpt2, gpt2_batch[:1]
     vectors = torch.zeros(model.cfg.n_layers, model.cfg.d_model)
     vectors[-1] = 100 * model.W_U[:, int(batch.answer_tokens)].detach()
-    found = il.vector_gains(model, vectors, batch, replace=True)
-    assert found.best == model.cfg.n_layers - 1
-    table = found.to_frame().set_index("layer")
+    gains = il.vector_gains(model, vectors, batch, replace=True)
+    assert gains.best == model.cfg.n_layers - 1
+    table = gains.to_frame().set_index("layer")
     intact = float(last_log_probs(model, batch)[0, batch.answer_tokens])
-    assert_close(torch.tensor(table["gain"][found.best]), found.log_prob[0, -1] - intact)
-    assert table["gain"][found.best] > 0
+    assert_close(torch.tensor(table["gain"][gains.best]), gains.log_prob[0, -1] - intact)
+    assert table["gain"][gains.best] > 0
     assert table["accuracy"].tolist()[-1] == 1
 
 
 def test_of_equally_probable_tokens_one_is_on_top(load_tiny):
-    """With an unembedding of zeros, all tokens are equally probable, and the answer is not the first."""
+    """With an unembedding of zeros, all tokens are equally probable, and the answer is not the
+    first.
+    """
     model = load_tiny("gpt2")
     batch = il.tokenize(model, il.Prompt.parse("love : bar eight : foo one :", answer="foo"))
     before = model.unembed.weight.detach().clone(), model.unembed.bias.detach().clone()
@@ -103,12 +109,12 @@ def test_of_equally_probable_tokens_one_is_on_top(load_tiny):
         model.unembed.weight.zero_()
         model.unembed.bias.zero_()
         try:
-            found = il.vector_gains(model, torch.ones(model.cfg.d_model), batch, layers=[0])
+            gains = il.vector_gains(model, torch.ones(model.cfg.d_model), batch, layers=[0])
         finally:
             model.unembed.weight.copy_(before[0])
             model.unembed.bias.copy_(before[1])
     assert int(batch.answer_tokens) > 0
-    assert not bool(found.top1.any() or found.top1_intact.any())
+    assert not bool(gains.top1.any() or gains.top1_intact.any())
 
 
 def test_a_mean_does_not_depend_on_how_its_prompts_are_divided(gpt2):
@@ -118,6 +124,8 @@ def test_a_mean_does_not_depend_on_how_its_prompts_are_divided(gpt2):
     whole, divided = (il.function_vector(gpt2, prompts, HEADS) for prompts in (batch, pieces))
     assert_close(divided, whole)
     for positions in ("last", "all"):
-        edits = [[il.Ablate(HEADS, mode="mean", reference=of, positions=positions)] for of in (batch, pieces)]
+        edits = [
+            [il.Ablate(HEADS, mode="mean", reference=reference, positions=positions)] for reference in (batch, pieces)
+        ]
         scores = il.score(gpt2, batch, edits)
         assert_close(scores[:, 1], scores[:, 0])

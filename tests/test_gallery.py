@@ -21,7 +21,8 @@ SETUP, *BLOCKS = code_blocks(PAGE, "python")
 POINTS = 72
 """Points per inch."""
 
-# Color vision without one kind of cone, in linear RGB: Machado, Oliveira and Fernandes 2009, severity 1.
+# Color vision without one kind of cone, in linear RGB: Machado, Oliveira and Fernandes 2009,
+# severity 1.
 VISIONS = {
     "normal": np.eye(3),
     "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
@@ -90,7 +91,9 @@ def test_stored_figures_are_shapes_as_wide_as_a_column(name):
 
 
 def numbers_and_rest(svg):
-    """Return the numbers of an SVG file, and everything else; names made from its contents are left out."""
+    """Return the numbers of an SVG file, and everything else; names made from its contents are left
+    out.
+    """
     svg = re.sub(r'(id|href|clip-path)="[^"]*"', "", svg)
     number = r"(?<![\w#])-?\d+\.?\d*(?:e-?\d+)?(?!\w)"
     return np.array(re.findall(number, svg), dtype=float), re.sub(number, "N", svg)
@@ -121,7 +124,9 @@ def test_the_pages_code_draws_the_stored_figures(tmp_path, monkeypatch):
 
 
 def badly_placed_text(figure):
-    """Return texts below 6 points, outside the figure, or over another, as far as they are drawn."""
+    """Return texts below 6 points, outside the figure, or over another, as far as they are
+    drawn.
+    """
     drawn, draw = [], Text.draw
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Text, "draw", lambda self, renderer: (drawn.append(self), draw(self, renderer))[1])

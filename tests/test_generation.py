@@ -1,4 +1,6 @@
-"""Generation inside `with` blocks equals a loop of whole passes, with and without a KV cache, or is refused."""
+"""Generation inside `with` blocks equals a loop of whole passes, with and without a KV cache, or is
+refused.
+"""
 
 import pytest
 import torch
@@ -84,11 +86,11 @@ def test_left_padded_prompts_are_continued_as_each_alone(load_tiny, name):
     tokens, mask = batch.left_padded()
     for block in (il.ablate_heads(model, []), il.ablate_heads(model, HEADS)):
         with block:
-            found = model.generate(tokens, attention_mask=mask, **GREEDY)
+            generated = model.generate(tokens, attention_mask=mask, **GREEDY)
             for row in range(len(batch)):
                 alone = batch[row]
                 want = model.generate(alone.tokens, **GREEDY)
-                assert torch.equal(found[row, -want.shape[1] :], want[0])
+                assert torch.equal(generated[row, -want.shape[1] :], want[0])
 
 
 def test_generation_from_padding_is_refused_where_the_prompts_are_known(load_tiny):
@@ -116,18 +118,18 @@ def test_generate_is_a_loop_of_whole_passes_under_every_edit(load_tiny):
     """Prompts in one batch, each with its own weights, vectors, sources and edges."""
     model = load_tiny("llama_gqa")
     batch = il.tokenize(model, SAME, prepend_bos=False)
-    last, every = edits_of(model, batch)
-    sets = [[], *([edit] for edit in last.values()), *([edit] for edit in every.values())]
-    found = il.generate(model, batch, sets, max_new_tokens=2)
+    last, at_all_positions = edits_of(model, batch)
+    sets = [[], *([edit] for edit in last.values()), *([edit] for edit in at_all_positions.values())]
+    generated = il.generate(model, batch, sets, max_new_tokens=2)
     differ = 0
-    for edits, ours in zip(sets, found.tokens, strict=True):
+    for edits, ours in zip(sets, generated.tokens, strict=True):
         tokens = batch.tokens
         for _ in range(2):
             with il.edited(model, *edits, batch=batch):
                 new = model(tokens, return_type="logits")[:, -1].argmax(-1, keepdim=True)
             tokens = torch.cat([tokens, new], dim=1)
         assert [list(row) for row in ours] == tokens[:, -2:].tolist(), edits
-        differ += ours != found.tokens[0]
+        differ += ours != generated.tokens[0]
     assert differ > len(sets) / 3
 
 
@@ -137,8 +139,8 @@ def test_each_prompt_draws_its_tokens_as_alone(load_tiny):
     batch = il.tokenize(model, SAME, prepend_bos=False)
     weights = torch.full(batch.label_positions.shape, 0.25)
     sets = [[], [il.Ablate(HEADS)], [il.Reweight(HEADS, weights, renormalize=True)]]
-    found = il.generate(model, batch, sets, max_new_tokens=N_NEW, temperature=1.5, seed=3)
-    for edits, ours in zip(sets, found.tokens, strict=True):
+    generated = il.generate(model, batch, sets, max_new_tokens=N_NEW, temperature=1.5, seed=3)
+    for edits, ours in zip(sets, generated.tokens, strict=True):
         for row in range(len(batch)):
             tokens = batch.tokens
             torch.manual_seed(3)
@@ -149,20 +151,20 @@ def test_each_prompt_draws_its_tokens_as_alone(load_tiny):
                 new = torch.zeros(len(batch), 1, dtype=tokens.dtype).fill_(drawn)
                 tokens = torch.cat([tokens, new], dim=1)
             assert list(ours[row]) == tokens[row, -N_NEW:].tolist(), edits
-    assert found.tokens[1] != found.tokens[0]
+    assert generated.tokens[1] != generated.tokens[0]
 
 
 def test_generations_stop_and_are_shown_side_by_side(load_tiny):
     model = load_tiny("gpt2")
     batch = il.tokenize(model, PROMPTS, prepend_bos=False)
     sets = [[], [il.Ablate(HEADS)], [il.Ablate(HEADS)]]
-    found = il.generate(model, batch, sets, max_new_tokens=N_NEW)
+    generated = il.generate(model, batch, sets, max_new_tokens=N_NEW)
     for row in range(len(batch)):
         (alone,) = il.generate(model, batch[row], max_new_tokens=N_NEW).tokens[0]
-        assert found.tokens[0][row] == alone
-    words = found.texts[0][0].split()
+        assert generated.tokens[0][row] == alone
+    words = generated.texts[0][0].split()
     stopped = il.generate(model, batch, max_new_tokens=N_NEW, stop=words[2])
     assert stopped.texts[0][0].split() == words[: words.index(words[2])]
     names = [f"L0H0, L0H1, L1H2, L2H3 zeroed ({number})" for number in (1, 2)]
-    assert found.to_frame().columns.tolist() == ["prompt", "no edits", *names]
-    assert found.to_frame()["prompt"].tolist() == [prompt.query for prompt in PROMPTS]
+    assert generated.to_frame().columns.tolist() == ["prompt", "no edits", *names]
+    assert generated.to_frame()["prompt"].tolist() == [prompt.query for prompt in PROMPTS]

@@ -1,4 +1,6 @@
-"""GGUF files: tiny ones of every supported architecture give the numbers of the model they were written from."""
+"""GGUF files: tiny ones of every supported architecture give the numbers of the model they were
+written from.
+"""
 
 import copy
 import json
@@ -25,18 +27,22 @@ pytestmark = pytest.mark.usefixtures("gguf_cache")
 
 def logits(model, ids):
     with torch.no_grad():
-        found = model(ids)
-    return getattr(found, "logits", found).float()
+        output = model(ids)
+    return getattr(output, "logits", output).float()
 
 
 def ids_of(name):
-    """Two rows of token ids, longer than any window and than the range where Llama 3's frequencies are scaled."""
+    """Two rows of token ids, longer than any window and than the range where Llama 3's frequencies
+    are scaled.
+    """
     vocabulary = len(gguf_files.tokenizer(gguf_files.ARCHITECTURES[name][1]))
     return torch.randint(vocabulary, (2, 40), generator=torch.Generator().manual_seed(0))
 
 
 def check_close(ours, theirs):
-    """Assert equality up to the rounding of twelve operations in every layer, relative to the largest logit."""
+    """Assert equality up to the rounding of twelve operations in every layer, relative to the
+    largest logit.
+    """
     tolerance = 12 * LAYERS * torch.finfo(torch.float32).eps * theirs.abs().max().item()
     difference = (ours - theirs).abs().max().item()
     assert difference <= tolerance, f"logits differ by {difference:.1e}, allowed {tolerance:.1e}"
@@ -56,13 +62,17 @@ def test_every_supported_architecture_is_tested():
     ],
 )
 def test_a_file_gives_the_numbers_of_its_model(name, tmp_path):
-    """In full precision those of the original model; quantized, those of the dequantized weights."""
+    """In full precision those of the original model; quantized, those of the dequantized
+    weights.
+    """
     original = logits(gguf_files.write(name, tmp_path / "x.gguf"), ids_of(name))
     gguf_files.write(name, tmp_path / "y.gguf", "Q8_0")
-    found = [logits(il.load_model(str(tmp_path / file), device="cpu"), ids_of(name)) for file in ("x.gguf", "y.gguf")]
-    check_close(found[0], original)
-    check_close(found[1], logits(gguf_files.restored(name, tmp_path / "y.gguf"), ids_of(name)))
-    assert (found[1] - original).abs().max() > 1e-3
+    logits_of_files = [
+        logits(il.load_model(str(tmp_path / file), device="cpu"), ids_of(name)) for file in ("x.gguf", "y.gguf")
+    ]
+    check_close(logits_of_files[0], original)
+    check_close(logits_of_files[1], logits(gguf_files.restored(name, tmp_path / "y.gguf"), ids_of(name)))
+    assert (logits_of_files[1] - original).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("quantization", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "F16", "BF16", "F32"])
@@ -109,12 +119,12 @@ def test_a_conversion_that_would_fill_the_disk_is_refused_before_it_begins(tmp_p
 @pytest.mark.parametrize("name", ["llama", "llama_pieces", "gpt2", "qwen2", "phi3"])
 def test_the_files_own_tokenizer_is_used(name, tmp_path):
     gguf_files.write(name, tmp_path / "x.gguf")
-    own = gguf_files.tokenizer(gguf_files.ARCHITECTURES[name][1])
+    tokenizer = gguf_files.tokenizer(gguf_files.ARCHITECTURES[name][1])
     loaded = il.load_model(str(tmp_path / "x.gguf"), device="cpu")
     for text in (*gguf_files.TEXT, gguf_files.UNUSUAL):
         ids = loaded.tokenizer(text, add_special_tokens=False).input_ids
-        assert ids == own(text, add_special_tokens=False).input_ids
-    begins = int(il.tokenize(loaded, [il.Prompt.parse(WORDS, answer="foo")]).tokens[0, 0]) == own.bos_token_id
+        assert ids == tokenizer(text, add_special_tokens=False).input_ids
+    begins = int(il.tokenize(loaded, [il.Prompt.parse(WORDS, answer="foo")]).tokens[0, 0]) == tokenizer.bos_token_id
     assert begins == (gguf_files.ARCHITECTURES[name][1] == "pieces")  # as add_bos_token says
 
 
@@ -148,7 +158,9 @@ def byte_level_tokenizer(split):
 
 
 def write_and_tokenize(path, name, text, **options):
-    """Write a file with this tokenizer and return the ids that the loaded model's tokenizer has for a text."""
+    """Write a file with this tokenizer and return the ids that the loaded model's tokenizer has for
+    a text.
+    """
     model = gguf_files.build(name)
     if (tokenizer := options.get("own_tokenizer")) is not None:
         with torch.no_grad():
@@ -175,8 +187,8 @@ def test_text_is_split_as_the_file_says(name, pre, split, tmp_path):
     original = byte_level_tokenizer(split)
     ids = write_and_tokenize(tmp_path / "x.gguf", name, NUMBERS, own_tokenizer=original, pre=pre)
     assert ids == original(NUMBERS).input_ids
-    other = byte_level_tokenizer("gpt-2" if split != "gpt-2" else "smollm")
-    assert ids != other(NUMBERS).input_ids
+    with_other_split = byte_level_tokenizer("gpt-2" if split != "gpt-2" else "smollm")
+    assert ids != with_other_split(NUMBERS).input_ids
 
 
 def test_a_file_that_does_not_say_how_text_is_split_is_warned_of(tmp_path, caplog):
@@ -197,7 +209,9 @@ def test_an_unknown_split_is_refused_unless_a_tokenizer_is_given(tmp_path):
 @pytest.mark.parametrize("name", ["llama_pieces", "phi3", "gemma2"])
 @pytest.mark.parametrize("add_space", [True, False])
 def test_a_space_is_put_before_the_text_as_the_file_says(name, add_space, tmp_path):
-    """Compared with the original: with the space, "love" is the token of " love" in the middle of a text."""
+    """Compared with the original: with the space, "love" is the token of " love" in the middle of a
+    text.
+    """
     original = copy.deepcopy(gguf_files.tokenizer("pieces"))
     if not add_space:
         original.backend_tokenizer.normalizer = normalizers.Replace(" ", "▁")
@@ -212,8 +226,8 @@ def test_a_space_is_put_before_the_text_as_the_file_says(name, add_space, tmp_pa
 def test_a_space_before_the_text_of_a_byte_level_tokenizer(tmp_path):
     gguf_files.write("llama", tmp_path / "x.gguf", add_space_prefix=True)
     tokenizer = il.load_model(str(tmp_path / "x.gguf"), device="cpu").tokenizer
-    own = gguf_files.tokenizer("bytes")
-    assert tokenizer("love : bar").input_ids == own(" love : bar").input_ids
+    reference_tokenizer = gguf_files.tokenizer("bytes")
+    assert tokenizer("love : bar").input_ids == reference_tokenizer(" love : bar").input_ids
 
 
 def test_a_file_without_a_tokenizer_needs_one_given(tmp_path):
@@ -264,6 +278,6 @@ def test_results_state_the_quantization(tmp_path, monkeypatch, capsys):
     (tmp_path / "rows.csv").write_text("\n".join(["text,label", *rows]))
     task = ["--path", "rows.csv", "--n", 4]
     monkeypatch.chdir(tmp_path)
-    code, _, said = faults.call(monkeypatch, capsys, "locate", *task, *model, "--out", tmp_path / "run")
-    assert code == 0, said
+    code, _, output = faults.call(monkeypatch, capsys, "locate", *task, *model, "--out", tmp_path / "run")
+    assert code == 0, output
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["quantization"] == "Q4_0"

@@ -1,4 +1,6 @@
-"""The cache of GGUF files: one conversion, even by two processes; nothing incomplete is used, even after a kill."""
+"""The cache of GGUF files: one conversion, even by two processes; nothing incomplete is used, even
+after a kill.
+"""
 
 import logging
 import os
@@ -50,7 +52,8 @@ def conversions(caplog):
 
 
 def child(file, log, *, ready=lambda: True, limit=None):
-    """Start a child process that loads `file` and writes its id and its log to `log`; return its id.
+    """Start a child process that loads `file` and writes its id and its log to `log`; return its
+    id.
 
     It writes all converted weights, but does not put them in place until `ready()`.
     """
@@ -61,8 +64,8 @@ def child(file, log, *, ready=lambda: True, limit=None):
         logger.warning("process %d", os.getpid())
         convert = gguf._convert
 
-        def convert_and_wait(*given):
-            converted = convert(*given)
+        def convert_and_wait(*arguments):
+            converted = convert(*arguments)
             while not ready():
                 time.sleep(0.01)
             return converted
@@ -121,12 +124,12 @@ def test_a_killed_conversion_leaves_nothing_that_is_taken_for_a_model(file, cach
 def test_two_processes_convert_a_file_once(file, cache, tmp_path):
     logs = [tmp_path / f"log {number}" for number in range(2)]
     children = [child(file, log, ready=lambda: all(log.exists() for log in logs)) for log in logs]
-    assert [ended(one) for one in children] == [0, 0]
-    said = [log.read_text().splitlines() for log in logs]
-    pids = {line for lines in said for line in lines if line.startswith("process")}
+    assert [ended(process) for process in children] == [0, 0]
+    logged_lines = [log.read_text().splitlines() for log in logs]
+    pids = {line for lines in logged_lines for line in lines if line.startswith("process")}
     assert len(pids) == 2
-    assert sum(line.startswith("converting") for lines in said for line in lines) == 1
-    assert [lines[-1] for lines in said] == ["loaded", "loaded"]
+    assert sum(line.startswith("converting") for lines in logged_lines for line in lines) == 1
+    assert [lines[-1] for lines in logged_lines] == ["loaded", "loaded"]
     (name,) = folders(cache)
     assert ".partial-" not in name
 
@@ -174,7 +177,9 @@ def test_a_zeroed_page_of_a_large_file_is_noticed(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_file_replaced_during_its_conversion_is_not_kept_under_the_old_digest(when, file, cache, monkeypatch):
-    """Replaced by another of the same size, before or after its weights are read; the original then loads right."""
+    """Replaced by another of the same size, before or after its weights are read; the original then
+    loads right.
+    """
     original = file.read_bytes()
     model = gguf_files.build("llama")
     with torch.no_grad():

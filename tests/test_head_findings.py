@@ -48,13 +48,13 @@ def table_of(ends, effects=()):
 
 
 def test_a_list_counts_heads_whose_interval_is_above_zero():
-    some = list_finding(table_of([(0.1, 0.3), (0.01, 0.2), (-0.1, 0.2), (-0.3, -0.1)]), 3, "contrast", n_heads=200)
-    assert some.startswith("2 of the 3 listed heads have a mean contrast whose 95% interval is above zero")
-    assert "(of all 200 heads, about 5 would by chance)" in some
+    sentence = list_finding(table_of([(0.1, 0.3), (0.01, 0.2), (-0.1, 0.2), (-0.3, -0.1)]), 3, "contrast", n_heads=200)
+    assert sentence.startswith("2 of the 3 listed heads have a mean contrast whose 95% interval is above zero")
+    assert "(of all 200 heads, about 5 would by chance)" in sentence
     none = list_finding(table_of([(-0.1, 0.3), (-0.2, -0.1)]), 2, "contrast", n_heads=200)
     assert none.startswith("None of the 2 listed heads has a mean contrast whose 95% interval is above zero.")
     assert "not shown that any of them helps" in none
-    for text in (some, none):
+    for text in (sentence, none):
         assert "icl-lens ablate (il.ablate_with_controls) measures it" in text
     joint = list_finding(table_of([(0.1, 0.3)]), 1, "contrast", n_heads=200, joint_removal="The joint test.")
     assert joint.endswith("The joint test.")

@@ -49,7 +49,9 @@ CALLS = {name: call.function for name, call in sweep.CALLS.items()} | {
 
 
 def takes_heads():
-    """Yield the public functions and methods with an argument that is a head, or contains heads: owner and name."""
+    """Yield the public functions and methods with an argument that is a head, or contains heads:
+    owner and name.
+    """
     owners = {"": il} | {f"{name}.": getattr(il, name) for name in dir(il) if not name.startswith("_")}
     owners |= {f"{name}.": getattr(il.results, name) for name in il.results.__all__}
     for prefix, owner in owners.items():
@@ -68,7 +70,7 @@ def takes_heads():
 
 def arguments_of_heads(function):
     arguments = inspect.signature(function).parameters
-    return [name for name, one in arguments.items() if str(AnyHead) in str(one.annotation)]
+    return [name for name, parameter in arguments.items() if str(AnyHead) in str(parameter.annotation)]
 
 
 def converted(value, form):
@@ -77,7 +79,7 @@ def converted(value, form):
         return form(value)
     if isinstance(value, str) and value.startswith("L"):
         return form(il.Head.parse(value))
-    return [converted(one, form) for one in value] if isinstance(value, list) else value
+    return [converted(head, form) for head in value] if isinstance(value, list) else value
 
 
 OWNERS = dict(takes_heads())
@@ -88,7 +90,7 @@ OWNERS = dict(takes_heads())
 @pytest.mark.parametrize("name", OWNERS)
 def test_a_head_has_three_forms(gpt2, monkeypatch, name):
     attribute = name.rpartition(".")[2]
-    function, found, given = getattr(OWNERS[name], attribute), [], []
+    function, answers_by_form, argument_reprs = getattr(OWNERS[name], attribute), [], []
     for form in FORMS:
 
         @wraps(function)
@@ -96,14 +98,14 @@ def test_a_head_has_three_forms(gpt2, monkeypatch, name):
             bound = inspect.signature(function).bind(*args, **kwargs)
             for argument in bound.arguments.keys() & {*arguments_of_heads(function)}:
                 bound.arguments[argument] = converted(bound.arguments[argument], form)
-                given.append(repr(bound.arguments[argument]))
+                argument_reprs.append(repr(bound.arguments[argument]))
             return function(*bound.args, **bound.kwargs)
 
         monkeypatch.setattr(OWNERS[name], attribute, call)
-        found.append(CALLS[name](sweep.Case(gpt2, sweep.PROMPTS, sweep.OTHERS)))
-    assert len({*given}) >= len(FORMS), "a call must have heads"
-    for other in found[1:]:
-        if isinstance(other, str):
-            assert other == found[0]
+        answers_by_form.append(CALLS[name](sweep.Case(gpt2, sweep.PROMPTS, sweep.OTHERS)))
+    assert len({*argument_reprs}) >= len(FORMS), "a call must have heads"
+    for answer_in_form in answers_by_form[1:]:
+        if isinstance(answer_in_form, str):
+            assert answer_in_form == answers_by_form[0]
         else:
-            assert_same(other, found[0], msg=name)
+            assert_same(answer_in_form, answers_by_form[0], msg=name)

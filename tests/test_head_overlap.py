@@ -1,4 +1,6 @@
-"""Two lists of heads are compared with random lists, whose numbers are counted here draw by draw."""
+"""Two lists of heads are compared with random lists, whose numbers are counted here draw by
+draw.
+"""
 
 from itertools import combinations, product
 
@@ -11,7 +13,9 @@ FIRST = ["L0H0", "L0H1", "L1H2", "L1H3"]
 
 
 def every_draw(n_heads, first, second):
-    """How many heads each pair of random lists shares: the first list stays, the second is each of its layers' sets."""
+    """How many heads each pair of random lists shares: the first list stays, the second is each of
+    its layers' sets.
+    """
     layers = sorted({il.Head.parse(name).layer for name in second})
     sizes = [sum(il.Head.parse(name).layer == layer for name in second) for layer in layers]
     sets = [

@@ -16,7 +16,9 @@ def attention_run(model, ran):
 
 @pytest.mark.parametrize("sets", [*permutations([[(1, 0)], [(0, 2)], [(1, 0), (2, 1)]])])
 def test_rows_enter_where_their_sets_begin(gpt2, gpt2_batch, sets):
-    """One set begins in layer 0, two share an edit in layer 1 and split in layer 2; each prompt has an unedited row."""
+    """One set begins in layer 0, two share an edit in layer 1 and split in layer 2; each prompt has
+    an unedited row.
+    """
     ran = []
     with attention_run(gpt2, ran):
         il.score(gpt2, gpt2_batch, [[il.Ablate(heads, positions="last")] for heads in sets])
@@ -24,7 +26,9 @@ def test_rows_enter_where_their_sets_begin(gpt2, gpt2_batch, sets):
 
 
 def test_at_all_positions_a_pass_begins_where_its_sets_do(gpt2, gpt2_batch):
-    """Blocks before the first layer that a set edits are not run; three prompts and two sets share a pass."""
+    """Blocks before the first layer that a set edits are not run; three prompts and two sets share
+    a pass.
+    """
     ran = []
     with attention_run(gpt2, ran):
         il.score(gpt2, gpt2_batch, [[il.Ablate([(1, 0)])], [], [il.Ablate([(1, 3), (2, 1)])]])

@@ -1,4 +1,6 @@
-"""HookedTransformer of TransformerLens 3.9, raw and processed: exact against plain Hugging Face, as the bridge is."""
+"""HookedTransformer of TransformerLens 3.9, raw and processed: exact against plain Hugging Face, as
+the bridge is.
+"""
 
 from functools import cache
 
@@ -31,7 +33,9 @@ def factors(batch):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """(model, batch, activations, Hugging Face twin in float64) of a family in one mode, computed once."""
+    """(model, batch, activations, Hugging Face twin in float64) of a family in one mode, computed
+    once.
+    """
     root = tmp_path_factory.mktemp("tiny")
 
     @cache
@@ -63,7 +67,9 @@ def test_search_caches_and_ablation_agree_with_hugging_face(run, name, mode):
 
 @pytest.mark.parametrize("name", HOOKED_EXACT)
 def test_raw_is_the_bridge(run, load_tiny, name):
-    """Raw HookedTransformer and raw bridge: the same activations, weights and projections, tensor by tensor."""
+    """Raw HookedTransformer and raw bridge: the same activations, weights and projections, tensor
+    by tensor.
+    """
     _, batch, acts, _ = run(name, "raw")
     bridge = il.capture(load_tiny(name), batch)
     padding = (batch.attention_mask == 0)[:, None, :, None, None]  # values at padding are not used, and may differ
@@ -103,10 +109,10 @@ def test_raw_interventions_are_the_bridges(run, load_tiny, name, edit):
     model, batch, _, _ = run(name, "raw")
     bridge = load_tiny(name)
     answers = []
-    for one in (model, bridge):
+    for tested_model in (model, bridge):
         try:
-            with edit(one, batch):
-                answers.append(last_log_probs(one, batch))
+            with edit(tested_model, batch):
+                answers.append(last_log_probs(tested_model, batch))
         except il.InputError:
             answers.append(None)
     ours, theirs = answers
@@ -119,14 +125,16 @@ def test_raw_interventions_are_the_bridges(run, load_tiny, name, edit):
 @pytest.mark.parametrize("name", HOOKED_EXACT)
 def test_raw_effects_are_the_bridges(run, load_tiny, name):
     model, batch, _, _ = run(name, "raw")
-    ours, theirs = (il.head_effects(one, batch).log_prob for one in (model, load_tiny(name)))
+    ours, theirs = (il.head_effects(tested_model, batch).log_prob for tested_model in (model, load_tiny(name)))
     assert_close(ours, theirs)
 
 
 # `stack_head_results` and `stack_neuron_results` ignore a norm that follows attention or the FFN.
 @pytest.mark.parametrize("name", sorted(set(HOOKED_EXACT) - SOFT_CAPPED - {"gemma3"}))
 def test_contrasts_are_logit_attrs(run, name):
-    """Contrasts are TransformerLens' direct logit attribution of heads, layers and neurons, for each prompt alone."""
+    """Contrasts are TransformerLens' direct logit attribution of heads, layers and neurons, for
+    each prompt alone.
+    """
     model, batch, acts, _ = run(name, "processed")
     targets, against = batch.answer_tokens, batch.other_label_tokens
     heads = il.head_log_prob_increase(acts, targets, against=against)
@@ -145,13 +153,15 @@ def test_contrasts_are_logit_attrs(run, name):
         if neurons is not None:
             assert_close(neurons[i].flatten(), attrs(cache.stack_neuron_results(layer=-1, pos_slice=-1)))
         parts, labels = cache.decompose_resid(layer=-1, mode="all", return_labels=True, pos_slice=-1)
-        found = dict(zip(labels, attrs(parts), strict=True))
+        attributions = dict(zip(labels, attrs(parts), strict=True))
         for kind, ours in (("attn", layers.attn), ("mlp", layers.ffn)):
-            assert_close(ours[i], torch.stack([found[f"{layer}_{kind}_out"] for layer in range(3)]))
+            assert_close(ours[i], torch.stack([attributions[f"{layer}_{kind}_out"] for layer in range(3)]))
 
 
 def test_capture_leaves_no_gradients(run):
-    """HookedTransformer's parameters require gradients; no tensor that the analysis keeps or returns does."""
+    """HookedTransformer's parameters require gradients; no tensor that the analysis keeps or
+    returns does.
+    """
     model, batch, acts, _ = run("gpt2", "processed")
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert not any(value.requires_grad for value in vars(acts).values() if isinstance(value, torch.Tensor))
@@ -161,7 +171,9 @@ def test_capture_leaves_no_gradients(run):
 
 @pytest.mark.parametrize("processed", [False, True])
 def test_olmo2_without_grouped_queries(tmp_path, monkeypatch, processed):
-    """The one OLMo-2 that TransformerLens 3.9 converts; it calls the norms after the sublayers ln1 and ln2."""
+    """The one OLMo-2 that TransformerLens 3.9 converts; it calls the norms after the sublayers ln1
+    and ln2.
+    """
     kind, options = families.CONFIGS["olmo2"]
     monkeypatch.setitem(families.CONFIGS, "olmo2", (kind, options | {"num_key_value_heads": families.N_HEADS}))
     hf = families.save("olmo2", tmp_path / "tiny")
@@ -188,8 +200,8 @@ def test_families_converted_into_another_model_are_captured_as_that_model(tmp_pa
     model = hooked(hf, tmp_path / "tiny", families.tokenizer(), processed="processing" in NOT_HOOKED[name])
     batch = il.tokenize(model, PROMPTS[0], prepend_bos=False)
     with torch.no_grad():
-        own, theirs = (
+        converted_log_probs, theirs = (
             logits.log_softmax(-1) for logits in (model(batch.tokens)[0, -1], hf(batch.tokens).logits[0, -1])
         )
-    assert (own - theirs).abs().max() > 0.05
-    assert_close(il.capture(model, batch).label_log_probs[0], own[batch.label_tokens])
+    assert (converted_log_probs - theirs).abs().max() > 0.05
+    assert_close(il.capture(model, batch).label_log_probs[0], converted_log_probs[batch.label_tokens])

@@ -1,4 +1,6 @@
-"""Texts and labels that are markup, scripts, or turn the direction of text stay text in pages of every kind."""
+"""Texts and labels that are markup, scripts, or turn the direction of text stay text in pages of
+every kind.
+"""
 
 import xml.etree.ElementTree as ElementTree
 from io import BytesIO

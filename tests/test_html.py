@@ -1,4 +1,6 @@
-"""Pages and elements as text: complete, self-contained, and safe whatever the tokens say. Drawing: test_browser."""
+"""Pages and elements as text: complete, self-contained, and safe whatever the tokens say. Drawing:
+test_browser.
+"""
 
 import base64
 import gzip
@@ -35,7 +37,7 @@ class Page(HTMLParser):
         self.feed(source)
         self.close()
         code = [asset("host_theme.js") + asset("theme.js"), asset("page.js"), asset("circuitsvis.js")]
-        self.scripts = [one for one in self.scripts if one not in code]  # the rest is data
+        self.scripts = [script for script in self.scripts if script not in code]  # the rest is data
 
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
@@ -73,11 +75,13 @@ def every_element(explanation):
 
 
 def strips(source):
-    """Return the tokens of every strip on a page, each with its classes, share of full color, and title."""
+    """Return the tokens of every strip on a page, each with its classes, share of full color, and
+    title.
+    """
     token = re.compile(r'<span role=listitem(?: class="([^"]*)")?(?: style=--v:(\d+)%)? title="([^"]*)">(.*?)</span>')
     return [
-        [(stdlib_html.unescape(text), classes, int(share or 0), title) for classes, share, title, text in found]
-        for found in (token.findall(strip) for strip in re.findall(r'<div class="strip.*?</div>', source))
+        [(stdlib_html.unescape(text), classes, int(share or 0), title) for classes, share, title, text in spans]
+        for spans in (token.findall(strip) for strip in re.findall(r'<div class="strip.*?</div>', source))
     ]
 
 
@@ -92,8 +96,8 @@ def paper_page(paper):
 
 
 def test_nothing_on_a_page_points_outside(paper):
-    other = ex.made(seed=1)
-    for source in [paper.to_html(), il.compare(paper, other).to_html(), *map(str, every_element(paper))]:
+    second_explanation = ex.made(seed=1)
+    for source in [paper.to_html(), il.compare(paper, second_explanation).to_html(), *map(str, every_element(paper))]:
         page = Page(source)
         links = [a[k] for _, a in page.elements for k in ("src", "href", "srcset", "action", "data") if a.get(k)]
         assert links == ["data:,"]  # the empty icon, without which browsers ask for one
@@ -116,7 +120,7 @@ def test_only_what_circuitsvis_draws_contains_its_script_and_contains_it_once(pa
     assert counts == [0, 0, 0, 1, 1, 0, 0, 0, 0, 0]  # attention to labels and attention patterns
     assert counts == [source.count(asset("circuitsvis.js")) for source in sources]
     assert [count > 0 for count in counts] == [bool(Page(source).all("div", **{"class": "cv"})) for source in sources]
-    assert [shown._repr_html_().count(packed) for shown in (*pages, *elements)] == counts
+    assert [displayed._repr_html_().count(packed) for displayed in (*pages, *elements)] == counts
 
 
 def test_nothing_asks_the_network(monkeypatch, paper):
@@ -177,9 +181,12 @@ def test_a_large_page_is_small():
 def hostile_explanation(text):
     """An explanation with the text wherever a user or a model can put one."""
     # A lone surrogate comes from a model's tokens only: prompts refuse it.
-    own = "odd" if any("\ud800" <= char <= "\udfff" for char in text) else text
+    demonstrated_text = "odd" if any("\ud800" <= char <= "\udfff" for char in text) else text
     prompt = il.Prompt(
-        [il.Demonstration(own, "foo"), il.Demonstration("two", own)], f"query {own}", "foo", ("foo", own)
+        [il.Demonstration(demonstrated_text, "foo"), il.Demonstration("two", demonstrated_text)],
+        f"query {demonstrated_text}",
+        "foo",
+        ("foo", demonstrated_text),
     )
     tokens = [text, ":", "foo", "two", ":", text, "query", text, ":"]
     made = ex.made(prompt, tokens=tokens, words=[text, "plain"], model=text)
@@ -187,12 +194,14 @@ def hostile_explanation(text):
 
 
 def pages_and_twins(word):
-    """Return all pages and elements, with this word wherever a user can put one, and their static versions."""
+    """Return all pages and elements, with this word wherever a user can put one, and their static
+    versions.
+    """
     one_word = word.replace(" ", "_")
-    free, own = ex.free(f"a b {one_word} d", target=f"␣{one_word}", other="x"), hostile_explanation(word)
-    elements = every_element(own)
-    pages = [free.to_html(), own.to_html(), il.compare(free, own).to_html(), *map(str, elements)]
-    return [*map(Page, pages)], [twin(one) for one in (free, own, il.compare(free, own), *elements)]
+    free, hostile = ex.free(f"a b {one_word} d", target=f"␣{one_word}", other="x"), hostile_explanation(word)
+    elements = every_element(hostile)
+    pages = [free.to_html(), hostile.to_html(), il.compare(free, hostile).to_html(), *map(str, elements)]
+    return [*map(Page, pages)], [twin(displayed) for displayed in (free, hostile, il.compare(free, hostile), *elements)]
 
 
 @pytest.fixture(scope="module")
@@ -201,10 +210,12 @@ def harmless():
 
 
 @pytest.mark.parametrize(
-    "text", [*ex.HOSTILE[:2], *(pytest.param(one, marks=pytest.mark.slow) for one in ex.HOSTILE[2:])]
+    "text", [*ex.HOSTILE[:2], *(pytest.param(hostile_text, marks=pytest.mark.slow) for hostile_text in ex.HOSTILE[2:])]
 )
 def test_injected_markup_stays_text(harmless, text):
-    """Pages, elements and their static versions have the elements and attributes that harmless words give."""
+    """Pages, elements and their static versions have the elements and attributes that harmless
+    words give.
+    """
     pages, twins = pages_and_twins(text)
     for before, after in zip(harmless[0], pages, strict=True):
         assert [(tag, sorted(names)) for tag, names in after.elements] == [
@@ -218,7 +229,7 @@ def test_injected_markup_stays_text(harmless, text):
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "displayed_text"),
     [
         ("שלום", "שלום"),
         ("مرحبا", "مرحبا"),
@@ -233,15 +244,15 @@ def test_injected_markup_stays_text(harmless, text):
         ("a\u2028b", "a⏎b"),
     ],
 )
-def test_unusual_tokens_are_shown(text, shown):
+def test_unusual_tokens_are_shown(text, displayed_text):
     explanation = hostile_explanation(text)
     source = explanation.to_html()
     source.encode("utf-8")  # a lone surrogate would not
     page = Page(source)
-    assert page.text.count(shown) >= 20
+    assert page.text.count(displayed_text) >= 20
     if not text.isascii():
         isolated = re.findall(r"<bdi>(.*?)</bdi>", source)
-        assert shown in map(stdlib_html.unescape, isolated) or shown.isascii()
+        assert displayed_text in map(stdlib_html.unescape, isolated) or displayed_text.isascii()
     for element in every_element(explanation):
         element._repr_html_().encode("utf-8")
 
@@ -256,14 +267,14 @@ def test_white_space_tokens_can_be_seen():
 
 
 def test_numbers_have_one_form():
-    for values, shown, largest in (([0.123456789, float("nan")], [0.12346, None], 0.12346), ([0.0, 0.0], [0, 0], 1)):
+    for values, rounded, largest in (([0.123456789, float("nan")], [0.12346, None], 0.12346), ([0.0, 0.0], [0, 0], 1)):
         explanation = ex.made("a : foo b :")
         report = replace(explanation.heads[0], attention=tuple(values), value_words=(), value_ranks=(), key_words=())
         nothing = dict.fromkeys(("label_positions", "label_ranges", "demonstration_labels"), ())
         tokens = dict.fromkeys(("tokens", "token_names"), ("a", "b"))
         explanation = ex.changed(explanation, heads=(report,), **tokens, **nothing)
         props = json.loads(Page(str(html.attention_to_labels(explanation))).scripts[0])["props"]
-        assert (props["values"], props["maxValue"]) == (shown, largest)
+        assert (props["values"], props["maxValue"]) == (rounded, largest)
     assert [signed(1.2345), signed(-0.5)] == ["+1.234", "−0.500"]
     assert [percent(0.123), percent(0.0), percent(0.00012)] == ["12.3%", "0.0%", "0.012%"]
 
@@ -291,7 +302,8 @@ def test_the_style_sheet_has_the_palettes_colors():
         return [re.search(rf"--{name}: (#[0-9a-f]{{6}})", sheet)[1].upper() for name in names]
 
     assert colors("pos", "neg") == [palette.BLUE, palette.ORANGE]
-    # The fifth label's yellow differs on purpose: it is darker on a white page than in the terminal.
+    # The fifth label's yellow differs on purpose: it is darker on a white page than in the
+    # terminal.
     labels = [palette.SKY, palette.AMBER, palette.GREEN, palette.PINK, palette.ORANGE]
     assert colors("l0", "l1", "l2", "l3", "l5") == labels
 
@@ -343,7 +355,7 @@ SHARED_TOKENS = SEVERAL_TOKENS | {
 
 
 @pytest.mark.parametrize(
-    ("changes", "said", "unsaid"),
+    ("changes", "expected", "unexpected"),
     [
         ({}, ["Exact and certified: 21 of 336 parts"], "contrast, nats"),
         ({"certified": False}, ["all 336 parts were evaluated"], "Exact and certified"),
@@ -362,10 +374,10 @@ SHARED_TOKENS = SEVERAL_TOKENS | {
         (SHARED_TOKENS, ["Among the labels, the model prefers"], "only white space"),
     ],
 )
-def test_the_page_says_what_was_compared_and_found(paper, changes, said, unsaid):
+def test_the_page_says_what_was_compared_and_found(paper, changes, expected, unexpected):
     text = Page(ex.changed(paper, **changes).to_html()).text
-    assert [words in text for words in said] == [True] * len(said)
-    assert unsaid not in text
+    assert [words in text for words in expected] == [True] * len(expected)
+    assert unexpected not in text
 
 
 def test_labels_beyond_the_colors_are_shown():
@@ -384,8 +396,10 @@ def test_the_command_names_everything_and_the_command_line_knows_it(paper, paper
     words = shlex.split(command(ex.changed(paper, prepend_bos=False, bias=False, source="/my models/tiny")))
     assert words[words.index("--model") + 1] == "/my models/tiny"
     program = app_with_all_options(app)
-    shown = CliRunner().invoke(program, ["explain", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).output
-    assert [word for word in words if word.startswith("--") and word not in shown] == []
+    help_text = (
+        CliRunner().invoke(program, ["explain", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).output
+    )
+    assert [word for word in words if word.startswith("--") and word not in help_text] == []
 
 
 def test_what_the_command_line_cannot_say_is_python():
@@ -414,9 +428,14 @@ def test_what_the_command_line_cannot_say_is_python():
 
 @pytest.mark.slow
 def test_python_names_whole_labels_that_begin_alike(icl_mini):
-    """The scores of a decision have one column for those that still agree; the code says what was tokenized."""
-    shown = [il.Demonstration(*one) for one in (("love", "foo bar"), ("two", "foo foo"), ("hate", "bar"))]
-    prompt = il.Prompt(shown, "nine", answer="bar")
+    """The scores of a decision have one column for those that still agree; the code says what was
+    tokenized.
+    """
+    demonstrations = [
+        il.Demonstration(*text_and_label)
+        for text_and_label in (("love", "foo bar"), ("two", "foo foo"), ("hate", "bar"))
+    ]
+    prompt = il.Prompt(demonstrations, "nine", answer="bar")
     explanation = il.explain(icl_mini, prompt, k=2)
     assert {*explanation.labels} != {*prompt.labels}
     made = {}
@@ -435,14 +454,17 @@ def test_a_frame_holds_the_whole_page(paper):
 @pytest.mark.slow
 @pytest.mark.parametrize("strip", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_sanitized_notebook_shows_the_numbers_and_no_source(paper, strip):
-    """`nbconvert --sanitize-html` shows what it does not allow as text: a short script, never the page."""
+    """`nbconvert --sanitize-html` shows what it does not allow as text: a short script, never the
+    page.
+    """
     sanitize = pytest.importorskip("nbconvert.preprocessors.sanitize", reason="nbconvert is missing")
     from nbconvert.filters import clean_html
 
-    for shown in (paper, html.words_by_position(paper), il.compare(paper, paper)):
-        source = shown._repr_html_()
+    for displayed in (paper, html.words_by_position(paper), il.compare(paper, paper)):
+        source = displayed._repr_html_()
         shown_by_default = clean_html(source).partition("&lt;script&gt;")[0]
-        # nbconvert's parser adds <tbody> to every table, even a DataFrame's, but does not allow this tag.
+        # nbconvert's parser adds <tbody> to every table, even a DataFrame's, but does not allow
+        # this tag.
         assert set(re.findall(r"&lt;/?\w+", shown_by_default)) <= {"&lt;tbody", "&lt;/tbody"}
         assert "<table>" in shown_by_default or "Largest: " in shown_by_default
         assert "Static version" in shown_by_default
@@ -452,8 +474,8 @@ def test_a_sanitized_notebook_shows_the_numbers_and_no_source(paper, strip):
         for source in ("CircuitsVis", "box-sizing", "prefers-color-scheme", "getComputedStyle", "H4sI"):
             assert source not in text
         assert len(max(bare.split(), key=len)) < 120
-        assert shown is not paper or all(
-            f"{one.head} {signed(one.increase)} 0." in " ".join(bare.split()) for one in paper.heads
+        assert displayed is not paper or all(
+            f"{head.head} {signed(head.increase)} 0." in " ".join(bare.split()) for head in paper.heads
         )
 
 
@@ -470,7 +492,9 @@ def test_attention_from_activations_is_the_pattern(gpt2_acts):
 
 
 def test_strips_of_a_panel_show_the_labels_in_their_colors(paper):
-    """Labels are filled under attention, and underlined under increases, whose fill shows the sign."""
+    """Labels are filled under attention, and underlined under increases, whose fill shows the
+    sign.
+    """
     report, labels = paper.heads[0], {2: "l0", 5: "l0", 8: "l1", 11: "l1"}
     attention, increases = strips(paper.to_html())[:2]
     weights, values = report.attention, report.position_increases
@@ -519,9 +543,9 @@ def test_text_is_legible_on_the_deepest_color_of_tokens_and_cells():
 
 def test_elements_show_the_chosen_heads_on_one_scale(paper):
     heads = [report.head for report in paper.heads[3:5]]
-    found = strips(str(html.subhead_values(paper, heads)))
+    head_strips = strips(str(html.subhead_values(paper, heads)))
     reach = max(abs(x) for report in paper.heads[3:5] for x in report.position_increases)  # one scale
-    for strip, report in zip(found, paper.heads[3:5], strict=True):
+    for strip, report in zip(head_strips, paper.heads[3:5], strict=True):
         values = report.position_increases
         assert [title for _, _, _, title in strip] == [f"{signed(x)} at position {i}" for i, x in enumerate(values)]
         assert [share for _, _, share, _ in strip] == pytest.approx([100 * abs(x) / reach for x in values], abs=0.51)
@@ -546,9 +570,11 @@ def test_wrong_sizes_and_heads_are_said(paper, gpt2_acts, call, message, no_type
         call(paper, gpt2_acts)
 
 
-def twin(shown):
-    """Return a notebook's output without frames, scripts and styles; assert that nothing in it is interactive."""
-    without = re.sub(r"<(iframe|script|style)\b.*?</\1>", "", shown._repr_html_(), flags=re.S)
+def twin(displayed):
+    """Return a notebook's output without frames, scripts and styles; assert that nothing in it is
+    interactive.
+    """
+    without = re.sub(r"<(iframe|script|style)\b.*?</\1>", "", displayed._repr_html_(), flags=re.S)
     page = Page(without)
     assert {"iframe", "script", "style", "button", "svg"}.isdisjoint(tag for tag, _ in page.elements)
     assert not [a for _, a in page.elements if any(name.startswith("on") for name in a)]
@@ -564,15 +590,15 @@ def test_every_picture_has_a_static_twin_with_its_numbers(paper):
     cells = [signed(x, 2) for row in paper.all_heads.increase for x in row]
     expected = [[weight], ["“love” at 0 0.071"], [value], ["at 0 +1.000"], ["one, two, three"], cells, cells]
     for element, texts in zip(every_element(paper), expected, strict=True):
-        shown = twin(element).text
+        twin_text = twin(element).text
         for text in texts:
-            assert text in shown
+            assert text in twin_text
             assert text in repr(element)
     whole = twin(paper).text
     assert "The model predicts foo" in whole
     for number in (*cells, *map(signed, paper.layers.attn), *map(signed, paper.layers.ffn)):
         assert number in whole
-    assert [whole.count(f"{one.head} {signed(one.increase)} 0.") for one in paper.heads] == [1] * 5
+    assert [whole.count(f"{head.head} {signed(head.increase)} 0.") for head in paper.heads] == [1] * 5
     assert command(paper) in whole
 
 
@@ -580,8 +606,8 @@ def test_comparing_ranks_heads_by_change(paper):
     increases = [list(row) for row in paper.all_heads.increase]
     increases[2][3] -= 5
     increases[0][1] += 3
-    other = ex.changed(paper, increase=tuple(map(tuple, increases)))
-    page = Page(il.compare(paper, other).to_html())
+    with_changes = ex.changed(paper, increase=tuple(map(tuple, increases)))
+    page = Page(il.compare(paper, with_changes).to_html())
     changed = page.text[page.text.index("Heads whose increase changed most") :]
     assert re.findall(r"L\dH\d", changed)[:2] == ["L2H3", "L0H1"]
     assert "−5.000" in changed
@@ -597,8 +623,8 @@ def test_comparing_models_of_other_shapes_and_prompts_of_other_labels(paper):
     text = Page(il.compare(paper, wide).to_html()).text
     assert "One prompt, tiny and wide" in text
     assert "their heads do not correspond" in text
-    other = ex.made("cat : yes red : no dog :", answer="yes")
-    text = Page(il.compare(paper, other).to_html()).text
+    of_other_labels = ex.made("cat : yes red : no dog :", answer="yes")
+    text = Page(il.compare(paper, of_other_labels).to_html()).text
     assert "Two prompts, tiny" in text
     assert "A explains foo, B explains yes" in text
     assert "–" in text[text.index("Attention to labels") :]  # A has no label “yes”
@@ -623,7 +649,10 @@ def test_a_free_page_has_tokens_instead_of_labels():
     assert data["attention"][0][0] == pytest.approx(explanation.all_heads.attention[0][0], abs=1e-4)
     source = explanation.to_html()
     assert {tuple(token for token, *_ in strip) for strip in strips(source)} == {explanation.input.token_names}
-    assert {one["class"] for one in page.all("div", role="list")} == {"strip", "strip attention"}  # none is dimmed
+    assert {attributes["class"] for attributes in page.all("div", role="list")} == {
+        "strip",
+        "strip attention",
+    }  # none is dimmed
     for element in (
         html.attention_to_labels(explanation),
         html.subhead_values(explanation),
@@ -697,7 +726,9 @@ def test_heads_are_shown_by_the_score_that_ranks_them(paper, by):
 
 
 def test_the_caller_names_what_a_heatmap_of_a_tensor_shows():
-    """A tensor may be attention, an effect or a share: it is not called an increase, and its unit is not assumed."""
+    """A tensor may be attention, an effect or a share: it is not called an increase, and its unit
+    is not assumed.
+    """
     for options, title in (({}, "Values"), ({"label": "attention to labels"}, "Attention to labels")):
         element = html.head_heatmap(torch.tensor([[0.25, -0.5]]), **options)
         assert element.title == f"{title} by layer and head"
@@ -710,19 +741,21 @@ def test_the_caller_names_what_a_heatmap_of_a_tensor_shows():
 def test_the_headline_follows_the_vocabulary():
     """A label at 1.8% is not what the model predicts if another token has 15.5%."""
     paper = ex.made()
-    other = ex.changed(paper, log_probs=(-5.0, -4.0), next_tokens=(("␣Seoul", 0.155), ("␣foo", 0.018)))
+    with_other_top_token = ex.changed(paper, log_probs=(-5.0, -4.0), next_tokens=(("␣Seoul", 0.155), ("␣foo", 0.018)))
     assert paper.headline == "The model predicts 'foo', correctly"
-    assert other.headline == "Most probable: 'Seoul' (15.5%); among the labels: 'foo' (1.8%), correctly"
-    assert (paper.scores.predicts_label, other.scores.predicts_label) == (True, False)
-    text = ex.terminal_text(other)
-    assert other.headline in " ".join(text.split())
+    assert with_other_top_token.headline == "Most probable: 'Seoul' (15.5%); among the labels: 'foo' (1.8%), correctly"
+    assert (paper.scores.predicts_label, with_other_top_token.scores.predicts_label) == (True, False)
+    text = ex.terminal_text(with_other_top_token)
+    assert with_other_top_token.headline in " ".join(text.split())
     assert "most probable label" in text
-    assert "Among the labels, both prefer foo" in Page(il.compare(paper, other).to_html()).text
+    assert "Among the labels, both prefer foo" in Page(il.compare(paper, with_other_top_token).to_html()).text
     assert "Both predict foo" in Page(il.compare(paper, paper).to_html()).text
 
 
 def test_located_heads_are_shown_with_what_zeroing_them_does():
-    """The first head adds most, but zeroing it lowers both labels alike, so the log-odds do not change."""
+    """The first head adds most, but zeroing it lowers both labels alike, so the log-odds do not
+    change.
+    """
     paper = ex.made()
     first, second = paper.heads[:2]
     alike = tuple(x - 1.0 for x in paper.scores.log_probs)

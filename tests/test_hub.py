@@ -1,4 +1,6 @@
-"""Models, GGUF files and datasets of the Hub, against a small imitation of it: messages, requests, cached files."""
+"""Models, GGUF files and datasets of the Hub, against a small imitation of it: messages, requests,
+cached files.
+"""
 
 import io
 import json
@@ -31,7 +33,9 @@ def files_of(folder):
 
 
 def saved(folder, revision, **how):
-    """A tiny GPT-2, marked as `revision` in one bias of the weights and one word of the tokenizer."""
+    """A tiny GPT-2, marked as `revision` in one bias of the weights and one word of the
+    tokenizer.
+    """
     model, tokenizer = families.build("gpt2"), families.tokenizer()
     with torch.no_grad():
         model.transformer.h[0].attn.c_proj.bias[0] = 1.5 if revision == "v1" else 2.5
@@ -124,7 +128,9 @@ def hub(content, cache, monkeypatch):
 
 
 def load(name, **options):
-    """Load a model; return the revision of its weights, after asserting that its tokenizer is of the same."""
+    """Load a model; return the revision of its weights, after asserting that its tokenizer is of
+    the same.
+    """
     model = il.load_model(name, device="cpu", **options)
     assert model.cfg.model_name == name
     weights = "v1" if float(model.blocks[0].attn.b_O[0]) == 1.5 else "main"
@@ -218,7 +224,9 @@ def test_the_cache_is_used_while_the_hub_is_away(hub, caplog, fault):
 
 
 def test_offline(hub, monkeypatch):
-    """Cached models and data load without a request; those that are missing or incomplete are refused by name."""
+    """Cached models and data load without a request; those that are missing or incomplete are
+    refused by name.
+    """
     load("gpt2")
     load_task("sst2")
     il.load_model("some/quantized/x.gguf", device="cpu")
@@ -315,7 +323,9 @@ def test_reasons_of_the_network_and_the_disk(error, words):
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_bars_of_downloads_in_a_terminal_only(terminal, monkeypatch):
-    """This holds even if all libraries are already imported, and although transformers switches bars off."""
+    """This holds even if all libraries are already imported, and although transformers switches
+    bars off.
+    """
     from huggingface_hub.utils import are_progress_bars_disabled
 
     from icl_lens.cli.program import quiet_libraries

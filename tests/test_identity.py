@@ -60,8 +60,8 @@ def own_class(module):
 
     class Own(type(module)):
         def forward(self, *args, **kwargs):
-            output, *others = super().forward(*args, **kwargs)
-            return (2 * output, *others)
+            output, *further_outputs = super().forward(*args, **kwargs)
+            return (2 * output, *further_outputs)
 
     module.__class__ = Own
 
@@ -151,7 +151,9 @@ def test_a_bridge_of_the_user_is_compared_on_its_first_batch():
 
 
 def test_a_difference_in_longer_texts_is_found_in_the_first_longer_batch():
-    """A forward that differs from 13 tokens on agrees on the tokens of loading and on a shorter prompt."""
+    """A forward that differs from 13 tokens on agrees on the tokens of loading and on a shorter
+    prompt.
+    """
 
     def change(hf):
         attention = hf.model.layers[1].self_attn
@@ -188,7 +190,9 @@ def test_weights_that_are_edited_after_loading_are_measured(family):
 
 @pytest.fixture(scope="module")
 def folder_not_causal(tmp_path_factory):
-    """A folder whose config.json says that attention is not causal, which TransformerLens does not follow."""
+    """A folder whose config.json says that attention is not causal, which TransformerLens does not
+    follow.
+    """
     folder = tmp_path_factory.mktemp("not causal")
     hf = families.build("llama_gqa")
     hf.config.is_causal = False
@@ -300,7 +304,9 @@ def test_every_kind_of_batch_is_compared_once(load_tiny, monkeypatch):
 
 
 def test_one_token_rows_are_not_used_where_tokens_read_later_ones():
-    """The bridge follows Gemma 3's two-way attention, in which an edit of the last token reaches earlier ones."""
+    """The bridge follows Gemma 3's two-way attention, in which an edit of the last token reaches
+    earlier ones.
+    """
     hf = families.build("gemma3")
     hf.config.use_bidirectional_attention = True
     for layer in hf.model.layers:
@@ -361,14 +367,18 @@ def test_an_adapter_beside_a_model_needs_peft_and_no_positions_of_its_own(tmp_pa
 
 
 def test_weights_are_read_only_where_modules_compute_with_them():
-    """A projection of the user that has the `weight` of another one; passes see what it computes."""
+    """A projection of the user that has the `weight` of another one; passes see what it
+    computes.
+    """
     hf = families.build("llama_gqa")
     plain = copy.deepcopy(hf)
     wrap(hf.model.layers[1].mlp, "down_proj")
     wrap(hf.model.layers[1].self_attn, "q_proj")
     plain.model.layers[1].mlp.down_proj.weight.data.mul_(0.5)
     plain.model.layers[1].self_attn.q_proj.weight.data.mul_(0.5)
-    wrapped, halved = (il.load_model(hf_model=one, tokenizer=families.tokenizer(), device="cpu") for one in (hf, plain))
+    wrapped, halved = (
+        il.load_model(hf_model=hf_model, tokenizer=families.tokenizer(), device="cpu") for hf_model in (hf, plain)
+    )
     batch = il.tokenize(wrapped, [PROMPT], prepend_bos=False)
     acts, same = il.capture(wrapped, batch), il.capture(halved, batch)
     assert_close(il.head_log_prob_increase(acts), il.head_log_prob_increase(same))

@@ -1,4 +1,6 @@
-"""A prompt has the numbers that Hugging Face gives it alone: beside longer prompts, in pieces and after longer ones."""
+"""A prompt has the numbers that Hugging Face gives it alone: beside longer prompts, in pieces and
+after longer ones.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -137,7 +139,9 @@ def test_log_probabilities_are_those_of_hugging_face_alone(build, load, name):
 
 
 OF_PROMPTS = [name for name, call in sweep.CALLS.items() if call.of_prompts and name != "Activations.from_cache"]
-"""Functions that run a batch whose prompts have different rotations; caches of such a batch are refused, see below."""
+"""Functions that run a batch whose prompts have different rotations; caches of such a batch are
+refused, see below.
+"""
 QUICK = {"head_log_prob_increase", "head_effects", "debias_edits", "a pass in remove_position"}
 
 
@@ -151,16 +155,16 @@ QUICK = {"head_log_prob_increase", "head_effects", "debias_edits", "a pass in re
 )
 @pytest.mark.usefixtures("no_type_checks")
 def test_every_function_gives_a_prompt_the_numbers_it_has_alone(load, name, what):
-    def found(model, rows):
+    def numbers_of_rows(model, rows):
         case = sweep.Case(model, sweep.PROMPTS[rows], sweep.OTHERS[rows])
         return BLOCKS[what](model, case.batch) if what in BLOCKS else sweep.CALLS[what].function(case)
 
     model = load(name)
-    together = found(model, slice(None))
+    together = numbers_of_rows(model, slice(None))
     for row in range(2):  # shorter than the length from which rotations change; the third prompt is longer
-        alone = found(load(name), slice(row, row + 1))
+        alone = numbers_of_rows(load(name), slice(row, row + 1))
         assert_same(together, alone, row=row, msg=f"row {row}")
-        assert_same(found(model, slice(row, row + 1)), alone, msg=f"row {row} after a longer prompt")
+        assert_same(numbers_of_rows(model, slice(row, row + 1)), alone, msg=f"row {row} after a longer prompt")
 
 
 @pytest.mark.parametrize("name", ["longrope", "dynamic"])
@@ -197,9 +201,12 @@ def test_passes_leave_the_state_of_the_model_as_it_was(build, load, name):
     for key, buffer in model.original_model.named_buffers():
         if key.endswith("inv_freq"):
             assert torch.equal(buffer, new[key.replace("_original_component.", "")]), key
-    rotations = [one for one in model.original_model.modules() if "max_seq_len_cached" in vars(one)]
+    rotations = [rotation for rotation in model.original_model.modules() if "max_seq_len_cached" in vars(rotation)]
     assert rotations
-    assert all("forward" not in vars(one) and one.max_seq_len_cached == one.original_max_seq_len for one in rotations)
+    assert all(
+        "forward" not in vars(rotation) and rotation.max_seq_len_cached == rotation.original_max_seq_len
+        for rotation in rotations
+    )
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma2", "gemma3"])

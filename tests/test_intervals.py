@@ -1,4 +1,6 @@
-"""Intervals over prompts: the recipe of `icl_lens.intervals`, draw by draw, and how often it covers the truth."""
+"""Intervals over prompts: the recipe of `icl_lens.intervals`, draw by draw, and how often it covers
+the truth.
+"""
 
 import math
 
@@ -34,7 +36,9 @@ def jackknife_error(groups, center):
 
 
 def by_draws(values, clusters, level=0.95):
-    """Compute the studentized interval of a mean of clusters of one size, with rows copied in every draw."""
+    """Compute the studentized interval of a mean of clusters of one size, with rows copied in every
+    draw.
+    """
     groups = [values[clusters == cluster] for cluster in np.unique(clusters)]
     n, mean = len(groups), values.mean()
     error = jackknife_error(groups, mean)
@@ -70,7 +74,9 @@ def test_the_error_of_unequal_clusters_is_the_jackknifes(monkeypatch):
 
 
 def test_columns_statistics_and_weights_give_the_same_interval():
-    """A mean is a column, the default statistic, a given statistic, and a statistic of weighted rows."""
+    """A mean is a column, the default statistic, a given statistic, and a statistic of weighted
+    rows.
+    """
     values = np.random.default_rng(1).exponential(size=(len(CLUSTERS), 70))
     columns = np.stack(mean_intervals(values, CLUSTERS), axis=1)
     for column in (0, 69):

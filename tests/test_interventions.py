@@ -1,4 +1,6 @@
-"""Interventions together: in any order, on two models, in generation; none leaves a trace. Their numbers: the sweep."""
+"""Interventions together: in any order, on two models, in generation; none leaves a trace. Their
+numbers: the sweep.
+"""
 
 import copy
 import warnings
@@ -36,12 +38,12 @@ def run(load_tiny):
 
 
 def test_one_source_serves_all_rows(run):
-    model, batch, other = run("gpt2")
+    model, batch, donors = run("gpt2")
     same = batch[[0, 0]]
-    with il.patch_heads(model, HEADS, other[0], activation="v"):
-        both = last_log_probs(model, same)
-    with il.patch_heads(model, HEADS, other[[0, 0]], activation="v"):
-        assert_close(last_log_probs(model, same), both)
+    with il.patch_heads(model, HEADS, donors[0], activation="v"):
+        with_two_donors = last_log_probs(model, same)
+    with il.patch_heads(model, HEADS, donors[[0, 0]], activation="v"):
+        assert_close(last_log_probs(model, same), with_two_donors)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
@@ -63,11 +65,11 @@ def test_capture_sees_the_edited_attention(run, name):
 # Together
 
 
-def blocks(model, batch, other):
+def blocks(model, batch, donors):
     """Return {name: function that makes an edit}: one edit of each kind, on overlapping heads."""
     weights = torch.full((len(batch), batch.label_positions.shape[1]), 0.3, dtype=torch.float64)
     return {
-        "patch": lambda: il.patch_heads(model, HEADS[1:3], other, activation="k"),
+        "patch": lambda: il.patch_heads(model, HEADS[1:3], donors, activation="k"),
         "position": lambda: il.edited(model, il.RemovePosition(HEADS[:3])),
         "scale": lambda: il.edited(model, il.Reweight(HEADS[1:], weights, renormalize=True), batch=batch),
         "ablate": lambda: il.ablate_heads(model, HEADS[2:3]),
@@ -77,29 +79,31 @@ def blocks(model, batch, other):
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
 def test_nesting_in_any_order_is_the_same_edit(run, name):
     """Each of any two edits comes first, and each has every place."""
-    model, batch, other = run(name)
-    made = blocks(model, batch, other)
+    model, batch, donors = run(name)
+    made = blocks(model, batch, donors)
     names = list(made)
     turned = [names[start:] + names[:start] for start in range(4)]
-    found = []
-    for order in (*turned, *(one[::-1] for one in turned)):
+    log_probs = []
+    for order in (*turned, *(order[::-1] for order in turned)):
         with ExitStack() as stack:
             for key in order:
                 stack.enter_context(made[key]())
-            found.append(last_log_probs(model, batch))
-    for one in found[1:]:
-        assert_close(one, found[0])
-    assert (found[0] - last_log_probs(model, batch)).abs().max() > 1e-3
+            log_probs.append(last_log_probs(model, batch))
+    for log_probs_in_order in log_probs[1:]:
+        assert_close(log_probs_in_order, log_probs[0])
+    assert (log_probs[0] - last_log_probs(model, batch)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
 def test_nothing_is_left_behind(run, name):
-    """Neither numbers nor hooks, after leaving, after an error inside, after an error on entering."""
-    model, batch, other = run(name)
+    """Neither numbers nor hooks, after leaving, after an error inside, after an error on
+    entering.
+    """
+    model, batch, donors = run(name)
     plain = last_log_probs(model, batch)
 
     before = remains(model)
-    made = blocks(model, batch, other)
+    made = blocks(model, batch, donors)
     with ExitStack() as stack:
         for make in made.values():
             stack.enter_context(make())
@@ -155,8 +159,8 @@ def test_a_head_that_does_not_reach_the_logits_is_named_once(run):
 def test_a_layer_that_is_not_understood_counts_where_it_is_edited(run, monkeypatch):
     model = copy.deepcopy(run("gpt2")[0])
 
-    def wrong_in_layer_2(values, *rest):
-        return recompute_pattern(values, *rest) * (0.9 if values.layer == 2 else 1.0)
+    def wrong_in_layer_2(values, *arguments):
+        return recompute_pattern(values, *arguments) * (0.9 if values.layer == 2 else 1.0)
 
     monkeypatch.setattr(check, "recompute_pattern", wrong_in_layer_2)
     for _ in range(2):
@@ -180,9 +184,9 @@ def test_a_layer_that_is_not_understood_counts_where_it_is_edited(run, monkeypat
     ],
 )
 def test_sets_are_patched_with_few_passes(run, what, options, n_passes):
-    model, batch, other = run("gpt2")
+    model, batch, donors = run("gpt2")
     sets = [HEADS, HEADS[1:2], HEADS[::-1], [(2, 3), (0, 0)]]
-    sets = [[il.Patch(heads, other, activation=what, **options)] for heads in sets]
+    sets = [[il.Patch(heads, donors, activation=what, **options)] for heads in sets]
     il.score(model, batch, sets)  # checks of heads run once per model
     passes = []
     with watched(lambda *_: passes.append(1), model.blocks[0]):
@@ -191,25 +195,25 @@ def test_sets_are_patched_with_few_passes(run, what, options, n_passes):
 
 
 def test_an_error_while_making_edits_is_not_a_reason_to_fall_back(run, monkeypatch):
-    model, batch, other = run("gpt2")
+    model, batch, donors = run("gpt2")
 
     def fail(*_):
         raise RuntimeError("this edit is wrong")
 
     monkeypatch.setattr(RowEdits, "__init__", fail)
     with pytest.raises(RuntimeError, match="this edit is wrong"):
-        il.score(model, batch, [[il.Patch(HEADS, other, activation="z", positions="last")]])
+        il.score(model, batch, [[il.Patch(HEADS, donors, activation="z", positions="last")]])
 
 
 def test_what_cannot_be_aligned_is_said(run):
-    model, batch, other = run("gpt2")
+    model, batch, donors = run("gpt2")
     with (
-        il.patch_heads(model, HEADS, other[[0, 2, 1]], activation="v"),
+        il.patch_heads(model, HEADS, donors[[0, 2, 1]], activation="v"),
         pytest.raises(il.InputError, match=r"got 26 and 10 in row 1.*or align='labels'"),
     ):
         last_log_probs(model, batch)
     with (
-        il.patch_heads(model, HEADS, other, activation="v", align="labels", batch=batch),
+        il.patch_heads(model, HEADS, donors, activation="v", align="labels", batch=batch),
         pytest.raises(il.InputError, match="row 1 is a different prompt"),
     ):
         last_log_probs(model, batch[[0, 2, 1]])

@@ -18,20 +18,20 @@ OTHER = {"yes": "no", "no": "yes"}
 
 def prompts_of(pairs, **options):
     """Return two prompts with these demonstrations, in this order and reversed."""
-    shown = [il.Demonstration(*pair) for pair in pairs]
-    return [il.Prompt(order, "good", "yes", **options) for order in (shown, shown[::-1])]
+    demonstrations = [il.Demonstration(*pair) for pair in pairs]
+    return [il.Prompt(order, "good", "yes", **options) for order in (demonstrations, demonstrations[::-1])]
 
 
 def test_a_set_of_labels_has_one_order_in_every_batch(gpt2):
     exchanged = [(text, OTHER[label]) for text, label in SHOWN]
     batches = [il.tokenize(gpt2, prompts_of(pairs)) for pairs in (SHOWN, exchanged, SHOWN[::-1])]
     assert {batch.labels for batch in batches} == {("no", "yes")}
-    one, two = (il.score(gpt2, batch) for batch in batches[:2])
+    in_order, two = (il.score(gpt2, batch) for batch in batches[:2])
     yes = gpt2.tokenizer.convert_tokens_to_ids("yes")
     expected = last_log_probs(gpt2, batches[0])[:, yes] - last_log_probs(gpt2, batches[1])[:, yes]
-    assert_close((one - two)[:, one.labels.index("yes")], expected)
-    given = il.tokenize(gpt2, prompts_of(SHOWN, labels=("yes", "no")))
-    assert given.labels == ("yes", "no"), "an order that is given is kept"
+    assert_close((in_order - two)[:, in_order.labels.index("yes")], expected)
+    tokenized = il.tokenize(gpt2, prompts_of(SHOWN, labels=("yes", "no")))
+    assert tokenized.labels == ("yes", "no"), "an order that is given is kept"
     assert il.tokenize(gpt2, prompts_of(SHOWN), labels=("yes", "no")).labels == ("yes", "no")
     numbers = [il.Prompt([il.Demonstration("a", str(n)) for n in (10, 9, 2)], "b")]
     assert numbers[0].labels == ("2", "9", "10")

@@ -1,4 +1,6 @@
-"""Labels of one, two and three tokens, counted word by word and read from Hugging Face's patterns, prompt by prompt."""
+"""Labels of one, two and three tokens, counted word by word and read from Hugging Face's patterns,
+prompt by prompt.
+"""
 
 import itertools
 import math
@@ -33,7 +35,9 @@ DIFFERENT = [
     prompt_of(("a dog", THREE), ("bad", ONE), query="the good", answer=ONE),
     prompt_of(("two", TWO), ("red", THREE), ("blue love", TWO), query="hate", answer=THREE),
 ]
-"""Labels of one, two and three tokens that differ in their first; four, two and three demonstrations."""
+"""Labels of one, two and three tokens that differ in their first; four, two and three
+demonstrations.
+"""
 SHARED = [
     prompt_of(("love", "the foo"), ("nine", "the cat dog"), query="one", answer="the cat dog"),
     prompt_of(("a dog", "the cat dog"), ("bad", "the cat dog"), ("like", "the foo"), query="good", answer="the foo"),
@@ -81,8 +85,8 @@ def counted(prompt: il.Prompt, n_shared: int) -> Row:
 
 QUICK = {("gpt2", "different"), ("gpt2", "shared")}
 CASES = [
-    pytest.param(one, marks=() if one in QUICK else pytest.mark.slow, id="-".join(one))
-    for one in itertools.product(NAMES, SETS)
+    pytest.param(name_and_set, marks=() if name_and_set in QUICK else pytest.mark.slow, id="-".join(name_and_set))
+    for name_and_set in itertools.product(NAMES, SETS)
 ]
 
 
@@ -166,7 +170,9 @@ def test_keys_and_values_are_those_of_the_scored_token(case: Any) -> None:
 
 
 def test_what_a_head_adds_from_a_label_comes_from_all_its_tokens(case: Any) -> None:
-    """Value parts, and their means for true and false labels, against attention times value of each token."""
+    """Value parts, and their means for true and false labels, against attention times value of each
+    token.
+    """
     model, batch, rows, _ = case
     acts, (head, *_) = il.capture(model, batch, writers=True), HEADS[2:]
     several = len(batch.labels) > 2  # no single other label, so values are first-order
@@ -265,7 +271,9 @@ STRETCHED = [
     prompt_of(("good a bad", THREE), ("love", ONE), query="like", answer=ONE),
     prompt_of(("cat", TWO), ("the dog", THREE), ("love", TWO), query="a hate", answer=THREE),
 ]
-"""Other texts than those of DIFFERENT; the labels have as many tokens, except those of the first prompt."""
+"""Other texts than those of DIFFERENT; the labels have as many tokens, except those of the first
+prompt.
+"""
 
 
 @pytest.mark.parametrize("what", ["v", "z", "pattern"])

@@ -1,4 +1,6 @@
-"""Demonstrations with their label before their text: places, and every measure against plain Hugging Face passes."""
+"""Demonstrations with their label before their text: places, and every measure against plain
+Hugging Face passes.
+"""
 
 from functools import cached_property
 
@@ -7,7 +9,7 @@ import sweep
 import torch
 from small_tokenizers import model_of
 from sweep import trimmed
-from test_sweep_numbers import CHECKS, Both, both  # noqa: F401
+from test_sweep_numbers import CHECKS, Both, case_of_family  # noqa: F401
 from tolerance import assert_close
 
 import icl_lens as il
@@ -34,18 +36,18 @@ class Case(Both):
 
     def demonstrations(self, row):
         spans, end = [], 1
-        for shown in self.prompts[row].demonstrations:
-            spans.append(range(end, end := end + 2 + len(shown.text.split())))
+        for demonstration in self.prompts[row].demonstrations:
+            spans.append(range(end, end := end + 2 + len(demonstration.text.split())))
         return spans
 
     def places(self, row, role):
         """Return the positions of a prompt's tokens of a role; roles are counted word by word."""
         prompt, roles = self.prompts[row], ["other"]
-        for shown in prompt.demonstrations:
-            roles += ["label", "other", *["text"] * len(shown.text.split())]
+        for demonstration in prompt.demonstrations:
+            roles += ["label", "other", *["text"] * len(demonstration.text.split())]
         roles += [*["query"] * len(prompt.query.split()), "last"]
         assert len(roles) == len(self.ids[row])
-        return [i for i, one in enumerate(roles) if role in ("all", one)]
+        return [i for i, role_of_token in enumerate(roles) if role in ("all", role_of_token)]
 
 
 @pytest.fixture
@@ -55,10 +57,10 @@ def label_first(monkeypatch):
     monkeypatch.setattr(sweep, "tokenized", lambda model, prompts: il.tokenize(model, prompts, **options))
 
     def exchanged(case):
-        found = il.two_towers(
+        towers = il.two_towers(
             case.model, sweep.ONE_WORD, case.heads, n_random=3, prepend_bos=False, template=LABEL_FIRST
         )
-        return {one.name: one.lost for one in found.exchanges}
+        return {exchange.name: exchange.lost for exchange in towers.exchanges}
 
     monkeypatch.setattr(sweep, "exchanged", exchanged)
 
@@ -73,8 +75,8 @@ def label_first(monkeypatch):
     ],
 )
 @pytest.mark.usefixtures("no_type_checks", "label_first")
-def test_numbers_are_hugging_faces(both, family, check):  # noqa: F811
-    CHECKS[check][1](both(family, Case))
+def test_numbers_are_hugging_faces(case_of_family, family, check):  # noqa: F811
+    CHECKS[check][1](case_of_family(family, Case))
 
 
 @pytest.mark.parametrize("kind", ["byte", "byte-trimmed", "metaspace"])
@@ -92,24 +94,30 @@ def test_every_range_is_read_back(kind, bos):
         def read(span, tokens=tokens):
             return model.tokenizer.decode(tokens[slice(*span)])
 
-        for number, shown in enumerate(prompt.demonstrations):
-            assert read(batch.label_ranges[row, number].tolist()).strip() == shown.label
-            assert read(batch.text_ranges[row, number].tolist()).strip() == shown.text
-            assert read(batch.demonstration_ranges[row, number].tolist()) == f"A: {shown.label}\nQ: {shown.text}\n\n"
-            assert tokens[batch.label_positions[row, number]] == batch.label_tokens[batch.labels.index(shown.label)]
+        for number, demonstration in enumerate(prompt.demonstrations):
+            assert read(batch.label_ranges[row, number].tolist()).strip() == demonstration.label
+            assert read(batch.text_ranges[row, number].tolist()).strip() == demonstration.text
+            assert (
+                read(batch.demonstration_ranges[row, number].tolist())
+                == f"A: {demonstration.label}\nQ: {demonstration.text}\n\n"
+            )
+            assert (
+                tokens[batch.label_positions[row, number]]
+                == batch.label_tokens[batch.labels.index(demonstration.label)]
+            )
         assert read(batch.query_range[row].tolist()).strip() == prompt.query
         _, end = batch.demonstration_ranges[row, -1].tolist()
         assert read((end, int(batch.last[row]) + 1)) == f"Q: {prompt.query}\nA:"
         roles = batch.token_roles[row]
         assert roles[-1] == "last"
         assert roles.count("query") == len(prompt.query.split())
-        assert roles.count("text") == sum(len(shown.text.split()) for shown in prompt.demonstrations)
+        assert roles.count("text") == sum(len(pair.text.split()) for pair in prompt.demonstrations)
         kinds = [role for role in roles if "label" in role]
-        assert kinds == ["true label" if one.label == "foo" else "false label" for one in prompt.demonstrations]
+        assert kinds == ["true label" if pair.label == "foo" else "false label" for pair in prompt.demonstrations]
 
 
-def test_an_explanation_takes_the_template(both):  # noqa: F811
-    case = both("gpt2", Case)
+def test_an_explanation_takes_the_template(case_of_family):  # noqa: F811
+    case = case_of_family("gpt2", Case)
     prompt = case.prompts[0]
     batch = il.tokenize(case.model, prompt, template=LABEL_FIRST, prepend_bos=False)
     explained = il.explain(case.model, prompt, template=LABEL_FIRST, prepend_bos=False)

@@ -1,4 +1,6 @@
-"""Layouts of blocks that cannot be explained are refused where a model is first used; others are read as they are."""
+"""Layouts of blocks that cannot be explained are refused where a model is first used; others are
+read as they are.
+"""
 
 import gc
 import weakref
@@ -68,7 +70,9 @@ def test_checked_models_are_not_kept_alive(family_folder):
 
 @pytest.mark.parametrize("name", ROTATES)
 def test_layers_without_rotation_have_no_distance(load_tiny, name):
-    """Scores at two distances differ in the layers that the configuration rotates, and only there."""
+    """Scores at two distances differ in the layers that the configuration rotates, and only
+    there.
+    """
     model = load_tiny(name)
     x = torch.randn(2, 5, families.D_MODEL, generator=torch.Generator().manual_seed(0))
     for layer, rotates in enumerate(ROTATES[name]):
@@ -90,7 +94,9 @@ def test_attention_of_layers_without_rotation_follows_from_their_parts(load_tiny
 
 
 def test_heads_that_gate_their_values_are_refused(load_tiny, gpt2_batch, monkeypatch):
-    """What a head writes would otherwise be split wrongly among positions, although heads sum to attention's output."""
+    """What a head writes would otherwise be split wrongly among positions, although heads sum to
+    attention's output.
+    """
     model = load_tiny("gpt2")
     monkeypatch.setattr(ModelView, "has_hooks", False)  # as in a model that gates by itself
 

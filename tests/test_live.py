@@ -1,4 +1,6 @@
-"""The live view without a browser: its numbers are those of the public functions, and none outlives its text."""
+"""The live view without a browser: its numbers are those of the public functions, and none outlives
+its text.
+"""
 
 import html as html_text
 import json
@@ -67,14 +69,14 @@ def settled(view):
     return view.numbers
 
 
-def close(values, others):
+def close(values, expected):
     """Whether the view's numbers are these to 1e-5."""
-    others = torch.as_tensor(others).as_subclass(torch.Tensor).double()
-    return torch.allclose(torch.tensor(values, dtype=torch.float64), others, atol=1e-5, rtol=0)
+    expected = torch.as_tensor(expected).as_subclass(torch.Tensor).double()
+    return torch.allclose(torch.tensor(values, dtype=torch.float64), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
-    "change", [one if one in ("removed", "keys") else pytest.param(one, marks=pytest.mark.slow) for one in CHANGES]
+    "change", [case if case in ("removed", "keys") else pytest.param(case, marks=pytest.mark.slow) for case in CHANGES]
 )
 def test_numbers_are_those_of_the_public_functions(model, view, change):
     view.state = replace(view.state, change=change, by="towers")
@@ -91,7 +93,8 @@ def test_numbers_are_those_of_the_public_functions(model, view, change):
     assert close(numbers["demonstrations"]["effects"], il.demonstration_effects(model, batch).log_odds[0])
     assert close(numbers["attention"]["weights"], acts.pattern[0, 1, 1, : int(batch.last[0]) + 1])
     assert close(numbers["attention"]["to_labels"][0], acts.attention_to_labels()[0, 2, 0])
-    # Sources written out by hand: another query, the texts of the two labels exchanged, the labels exchanged.
+    # Sources written out by hand: another query, the texts of the two labels exchanged, the labels
+    # exchanged.
     texts = {
         "query": "love : bar like : bar eight : foo two : foo {} :",
         "keys": "eight : bar two : bar love : foo like : foo one :",
@@ -99,50 +102,50 @@ def test_numbers_are_those_of_the_public_functions(model, view, change):
     }
     query = numbers["towers"]["other_query"]
     assert query in ("love", "like")
-    other = {name: il.tokenize(model, il.Prompt.parse(text.format(query))) for name, text in texts.items()}
+    donors = {name: il.tokenize(model, il.Prompt.parse(text.format(query))) for name, text in texts.items()}
     edits = {
         "removed": lambda heads: il.Ablate(heads, positions="last"),
-        "query": lambda heads: il.Patch(heads, other["query"], activation="q", positions="last"),
-        "keys": lambda heads: il.Patch(heads, other["keys"], activation="k", positions="last", align="labels"),
-        "values": lambda heads: il.Patch(heads, other["values"], activation="v", positions="last", align="labels"),
+        "query": lambda heads: il.Patch(heads, donors["query"], activation="q", positions="last"),
+        "keys": lambda heads: il.Patch(heads, donors["keys"], activation="k", positions="last", align="labels"),
+        "values": lambda heads: il.Patch(heads, donors["values"], activation="v", positions="last", align="labels"),
     }
     controls = il.ablate_with_controls(model, batch, HEADS, n_random=N_RANDOM).conditions["same layers"]
     for heads, after in zip(
         [HEADS, *controls.sets], [numbers["change"]["after"], *numbers["change"]["draws"]], strict=True
     ):
         with il.edited(model, edits[change](heads), batch=batch):
-            found = il.score(model, batch)[0]
-        assert close(after, found[1] - found[0])
+            set_scores = il.score(model, batch)[0]
+        assert close(after, set_scores[1] - set_scores[0])
     for head in ("L1H0", "L2H3"):
         with il.edited(model, edits["query"]([head]), batch=batch):
-            found = il.score(model, batch)[0]
+            set_scores = il.score(model, batch)[0]
         layer, index = il.Head.parse(head)
-        lost = numbers["answer"]["outcome"] - float(found[1] - found[0])
+        lost = numbers["answer"]["outcome"] - float(set_scores[1] - set_scores[0])
         assert numbers["towers"]["towers"][layer][index] == pytest.approx(lost, abs=1e-4)
 
 
 @pytest.mark.parametrize(
     ("change", "by"),
     [
-        pytest.param(*one, marks=() if one[0] == "keys" else pytest.mark.slow)
-        for one in zip(CHANGES, SCORES, strict=True)
+        pytest.param(*case, marks=() if case[0] == "keys" else pytest.mark.slow)
+        for case in zip(CHANGES, SCORES, strict=True)
     ],
 )
 def test_the_copied_code_gives_the_same_numbers(view, change, by, capsys):
     view.state = replace(view.state, change=change, by=by)
-    numbers, found = settled(view), {}
-    exec(view.code, found)
-    assert close(numbers["answer"]["log_probs"], found["scores"][0])
-    assert close([numbers["change"][name] for name in ("before", "after")], found["log_odds"][:2])
-    assert close(numbers["change"]["draws"], found["log_odds"][2:])
-    assert close(numbers["demonstrations"]["effects"], found["demonstrations"].log_odds[0])
-    shown = {
-        "contrast": lambda: found["contrast"][0],
-        "increase": lambda: found["increase"][0],
-        "effect": lambda: found["effects"].log_odds[0],
-        "towers": lambda: found["towers"],
+    numbers, namespace = settled(view), {}
+    exec(view.code, namespace)
+    assert close(numbers["answer"]["log_probs"], namespace["scores"][0])
+    assert close([numbers["change"][name] for name in ("before", "after")], namespace["log_odds"][:2])
+    assert close(numbers["change"]["draws"], namespace["log_odds"][2:])
+    assert close(numbers["demonstrations"]["effects"], namespace["demonstrations"].log_odds[0])
+    expected_scores = {
+        "contrast": lambda: namespace["contrast"][0],
+        "increase": lambda: namespace["increase"][0],
+        "effect": lambda: namespace["effects"].log_odds[0],
+        "towers": lambda: namespace["towers"],
     }[by]()
-    assert close(numbers["heads" if by in ("contrast", "increase") else by][by], shown)
+    assert close(numbers["heads" if by in ("contrast", "increase") else by][by], expected_scores)
     assert f"{numbers['change']['after']:+.3f}" in capsys.readouterr().out
     assert max(map(len, view.code.splitlines())) <= 120
 
@@ -169,10 +172,10 @@ def test_the_copied_code_gives_the_same_numbers(view, change, by, capsys):
 )
 def test_any_prompt_has_code_that_gives_its_numbers_or_a_reason(bytes_model, prompt, template):
     view = il.live(bytes_model, prompt, template=template, heads=["L1H0"])
-    numbers, found = settled(view), {}
-    exec(view.code, found)
-    assert close(numbers["answer"]["log_probs"], found["scores"][0])
-    assert close(numbers["change"]["after"], found["log_odds"][1])
+    numbers, namespace = settled(view), {}
+    exec(view.code, namespace)
+    assert close(numbers["answer"]["log_probs"], namespace["scores"][0])
+    assert close(numbers["change"]["after"], namespace["log_odds"][1])
     view.state = replace(view.state, change="keys")
     change = settled(view)["change"]
     assert ("after" in change) != ("left_out" in change)
@@ -332,14 +335,14 @@ def test_a_newer_request_stops_a_pass_in_between():
 
 def test_only_the_threads_own_passes_are_cancelled():
     module = nn.Identity()
-    others = []
+    outputs = []
     with cancellable(lambda: True):
-        thread = threading.Thread(target=lambda: others.append(module(1)))
+        thread = threading.Thread(target=lambda: outputs.append(module(1)))
         thread.start()
         thread.join()
         with pytest.raises(Cancelled):
             module(1)
-    assert others == [1]
+    assert outputs == [1]
     assert module(2) == 2  # the hook is removed
 
 
@@ -420,24 +423,24 @@ def test_other_texts_are_refused(model, prompt, no_type_checks):
 def test_queries_are_exchanged_at_the_same_decision_of_labels_that_begin_alike(bytes_model, answer):
     """The other query's answer has one decision more, or one less, than the answer."""
     labels = {"love": "very bad", "two": "very good", "sad": "bar"}
-    prompt = il.Prompt([il.Demonstration(*one) for one in labels.items()], "one", answer)
-    scene, found = Scene(bytes_model, prompt, il.Template()), {}
+    prompt = il.Prompt([il.Demonstration(*text_and_label) for text_and_label in labels.items()], "one", answer)
+    scene, namespace = Scene(bytes_model, prompt, il.Template()), {}
     state = replace(LiveState.of(prompt, heads=["L1H0"]), change="query")
     after = dict(compute(scene, state))["change"]["after"]
-    other = il.tokenize(bytes_model, replace(prompt, query=scene.source("query").query))[-1:]
-    assert (other.n_appended > 0).tolist() == [answer != "bar"]
-    edit = il.Patch(["L1H0"], other, activation="q", positions="last")
+    tokenized = il.tokenize(bytes_model, replace(prompt, query=scene.source("query").query))[-1:]
+    assert (tokenized.n_appended > 0).tolist() == [answer != "bar"]
+    edit = il.Patch(["L1H0"], tokenized, activation="q", positions="last")
     assert close(after, scene.outcomes(il.score(bytes_model, scene.batch, [[edit]])[0])[0])
-    exec(python_code(scene, state), found)
-    assert close(after, found["log_odds"][1])
+    exec(python_code(scene, state), namespace)
+    assert close(after, namespace["log_odds"][1])
 
 
 @pytest.mark.slow
 def test_the_copied_code_loads_the_same_precision():
-    prompt, found = il.Prompt.parse(TEXT, answer="foo"), {}
+    prompt, namespace = il.Prompt.parse(TEXT, answer="foo"), {}
     scene = Scene(il.load_model("icl-mini", dtype=torch.float64), prompt, il.Template())
-    exec(python_code(scene, LiveState.of(prompt)), found)
-    assert found["model"].W_U.dtype == torch.float64
+    exec(python_code(scene, LiveState.of(prompt)), namespace)
+    assert namespace["model"].W_U.dtype == torch.float64
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
-"""The live view in a real browser: what is edited, clicked, pinned and copied, and that no number outlives its text.
+"""The live view in a real browser: what is edited, clicked, pinned and copied, and that no number
+outlives its text.
 
-In a page of its own, fed by the widget in this process, and in JupyterLab, Notebook 7 and marimo, each skipped where it
-is missing.
+In a page of its own, fed by the widget in this process, and in JupyterLab, Notebook 7 and marimo,
+each skipped where it is missing.
 """
 
 import json
@@ -33,7 +34,9 @@ def model():
 
 @pytest.fixture
 def opened_live(browser, model, tmp_path):
-    """Return a function that opens a view; at the end, assert that the page made no requests, messages or errors."""
+    """Return a function that opens a view; at the end, assert that the page made no requests,
+    messages or errors.
+    """
     seen, made = [], []
 
     def call(text=TEXT, *, width=1280, theme="light", heads=("L5H0",), answer="foo"):
@@ -61,7 +64,7 @@ def opened_live(browser, model, tmp_path):
 
 
 def numbers(text):
-    return [float(one.replace("−", "-")) for one in re.findall(r"[+−]\d+\.\d+", text)]
+    return [float(number.replace("−", "-")) for number in re.findall(r"[+−]\d+\.\d+", text)]
 
 
 def test_edits_reorders_and_clicks_show_the_functions_numbers(model, opened_live):
@@ -92,8 +95,10 @@ def test_edits_reorders_and_clicks_show_the_functions_numbers(model, opened_live
     for label, score in zip(batch.labels, scores.tolist(), strict=True):
         assert re.search(rf"{label}\s+{100 * torch.tensor(score).exp().item():.1f} %", table)
     assert numbers(table)[0] == pytest.approx(float(scores[1] - scores[0]), abs=0.0051)
-    shown = [float(one.replace("−", "-")) for one in page.locator(".rows .effect").all_inner_texts()]
-    assert shown == pytest.approx(il.demonstration_effects(model, batch).log_odds[0].flatten().tolist(), abs=0.0051)
+    effects_on_page = [float(number.replace("−", "-")) for number in page.locator(".rows .effect").all_inner_texts()]
+    assert effects_on_page == pytest.approx(
+        il.demonstration_effects(model, batch).log_odds[0].flatten().tolist(), abs=0.0051
+    )
     acts = il.capture(model, batch)
     contrast = il.head_log_prob_increase(acts, against=batch.label_tokens[:1])[0]
     for head in ("L0H4", "L7H5"):
@@ -154,7 +159,7 @@ def test_a_pinned_state_stays_and_comes_back(opened_live):
     after = numbers(page.locator("tr.outcome").inner_text())
     assert after[-2:] == before[:2]  # the pinned columns
     assert after[0] != before[0]
-    assert [one["state"]["query"] for one in live.view.pins] == ["one"]
+    assert [pin["state"]["query"] for pin in live.view.pins] == ["one"]
     page.get_by_label("Return to A", exact=True).click()
     live.settle()
     assert live.view.state == first
@@ -171,17 +176,19 @@ def test_the_copied_python_gives_the_same(opened_live, capsys):
     page.get_by_role("button", name="values exchanged").click()
     live.settle()
     page.get_by_role("button", name="Copy as Python").click()
-    found = {}
-    exec(page.locator("details.code pre").inner_text(), found)
-    shown = numbers(page.locator(".result").inner_text())
-    assert shown[:2] == pytest.approx(found["log_odds"][:2].tolist(), abs=0.0051)
-    assert shown[2:4] == pytest.approx(
-        [float(found["log_odds"][2:].min()), float(found["log_odds"][2:].max())], abs=0.0051
+    namespace = {}
+    exec(page.locator("details.code pre").inner_text(), namespace)
+    numbers_on_page = numbers(page.locator(".result").inner_text())
+    assert numbers_on_page[:2] == pytest.approx(namespace["log_odds"][:2].tolist(), abs=0.0051)
+    assert numbers_on_page[2:4] == pytest.approx(
+        [float(namespace["log_odds"][2:].min()), float(namespace["log_odds"][2:].max())], abs=0.0051
     )
 
 
 def test_twenty_edits_typed_fast_never_show_a_stale_number(model, opened_live):
-    """After every key, and after every panel that arrives, the probability shown is that of the text shown, or none."""
+    """After every key, and after every panel that arrives, the probability shown is that of the
+    text shown, or none.
+    """
     live = opened_live()
     page, query = live.page, live.page.get_by_label("Query")
     expected, n_shown = {}, 0
@@ -299,12 +306,12 @@ def test_labels_have_the_colors_of_the_static_version(opened_live):
 def test_nothing_moves_while_numbers_are_awaited(opened_live):
     live = opened_live()
     page = live.page
-    kept = [page.get_by_role("button", name="Copy as Python"), page.locator(".columns")]
-    places = [one.bounding_box() for one in kept]
+    fixed_elements = [page.get_by_role("button", name="Copy as Python"), page.locator(".columns")]
+    places = [element.bounding_box() for element in fixed_elements]
     page.get_by_label("Query").fill("nine")
     assert page.locator(".icl-live").get_attribute("aria-busy") == "true"
     assert page.locator(".strip").count() == 0  # its numbers are gone
-    assert [one.bounding_box() for one in kept] == places
+    assert [element.bounding_box() for element in fixed_elements] == places
 
 
 def test_verdicts_are_those_of_the_numbers(opened_live):
@@ -326,7 +333,9 @@ def test_verdicts_are_those_of_the_numbers(opened_live):
 
 
 def test_reasons_of_a_head_that_hardly_attends_to_labels_say_so(opened_live):
-    """On made-up numbers: the attention at which the sentence begins, and the example of an FFN's name."""
+    """On made-up numbers: the attention at which the sentence begins, and the example of an FFN's
+    name.
+    """
     live = opened_live()
     page, made = live.page, live.view._attention
     why = {"difference": 1.0, "query": [["L1H0", 1.0]], "key": [["L2H0", 1.0]], "because": "L1H0 (+1.00)"}
@@ -373,8 +382,8 @@ def change_query_and_heads(page, model):
     batch = il.tokenize(model, il.Prompt.parse("love : bar like : bar eight : foo two : foo three :", answer="foo"))
     with il.edited(model, il.Ablate(["L5H0", "L4H1", "L5H1"], positions="last")):
         after = il.score(model, batch)[0]
-    shown = numbers(page.locator(".result").inner_text())
-    assert shown[1] == pytest.approx(float(after[1] - after[0]), abs=0.0051)
+    numbers_on_page = numbers(page.locator(".result").inner_text())
+    assert numbers_on_page[1] == pytest.approx(float(after[1] - after[0]), abs=0.0051)
 
 
 @pytest.mark.parametrize(("app", "place"), [("jupyter-lab", "doc/tree/{}?reset"), ("jupyter-notebook", "notebooks/{}")])
@@ -437,7 +446,9 @@ def test_marimo_edits_too(browser, model, tmp_path):
 
 
 def test_the_command_serves_a_view_per_tab_and_ends_with_ctrl_c(browser, model, tmp_path):
-    """Two tabs edit apart from each other; who has no token sees nothing; hostile texts stay text."""
+    """Two tabs edit apart from each other; who has no token sees nothing; hostile texts stay
+    text.
+    """
     pytest.importorskip("marimo", reason="marimo is missing: no page is served")
     command = [sys.executable, "-m", "icl_lens", "live", "--no-open", "--heads", "L5H0"]
     server = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)

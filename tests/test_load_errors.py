@@ -1,4 +1,6 @@
-"""Damaged or wrong model folders are refused in one sentence each; harmless differences are accepted."""
+"""Damaged or wrong model folders are refused in one sentence each; harmless differences are
+accepted.
+"""
 
 import json
 import shutil
@@ -38,7 +40,9 @@ def weights(change):
 
 
 def write(name, content):
-    """Return a function that writes a file in a folder; `content` may be a function of its present bytes."""
+    """Return a function that writes a file in a folder; `content` may be a function of its present
+    bytes.
+    """
 
     def spoil(folder):
         data = content((folder / name).read_bytes()) if callable(content) else content
@@ -64,7 +68,9 @@ class Evil:
 
 
 def pickled(content):
-    """Return a function that replaces the weights in a folder by a pytorch_model.bin with this content."""
+    """Return a function that replaces the weights in a folder by a pytorch_model.bin with this
+    content.
+    """
     return without(WEIGHTS, then=lambda folder: torch.save(content, folder / "pytorch_model.bin"))
 
 
@@ -159,10 +165,10 @@ def test_buffers_and_extra_heads_are_no_fault(family, spoilt, load_tiny):
         state.update(changed)
 
     model = il.load_model(spoilt(family, weights(change)), device="cpu", tokenizer=families.tokenizer())
-    for (key, found), (_, wanted) in zip(
+    for (key, loaded_tensor), (_, wanted) in zip(
         model.original_model.named_parameters(), load_tiny(family).original_model.named_parameters(), strict=True
     ):
-        assert torch.equal(found, wanted), key
+        assert torch.equal(loaded_tensor, wanted), key
 
 
 def test_weights_too_large_for_float16_are_refused(spoilt):

@@ -1,4 +1,6 @@
-"""`icl-lens locate`: runs that are killed, distributed or disturbed give the same results, or one clear line."""
+"""`icl-lens locate`: runs that are killed, distributed or disturbed give the same results, or one
+clear line.
+"""
 
 import errno
 import json
@@ -41,7 +43,9 @@ N, BATCH = 60, 4
 
 @pytest.fixture(scope="module")
 def inputs(tiny, words):
-    """Arguments of a run on a tiny model (-n: torchrun takes --n for its own); only launched runs check the task."""
+    """Arguments of a run on a tiny model (-n: torchrun takes --n for its own); only launched runs
+    check the task.
+    """
     task = ["--task", "sentiment-number", "--path", str(words), "-n", str(N), "--by", "increase"]
     return [*task, "--model", str(tiny), "--device", "cpu", "--top", "3", "--batch-size", str(BATCH)]
 
@@ -81,8 +85,8 @@ def test_files_and_table_hold_the_packages_numbers(inputs, unbroken, run, tmp_pa
     assert ((table["low"] < table["increase"]) & (table["increase"] < table["high"])).all()
     # Against the package, prompt by prompt.
     batch = il.tokenize(gpt2, load_task("sentiment-number", n=N, layout="random", path=words))
-    every = il.head_log_prob_increase(il.capture(gpt2, batch), batch.answer_tokens)
-    best = every.mean(0).flatten().topk(3)
+    increases = il.head_log_prob_increase(il.capture(gpt2, batch), batch.answer_tokens)
+    best = increases.mean(0).flatten().topk(3)
     assert_close(table["increase"], best.values)
     assert (table["layer"] * 4 + table["head"]).tolist() == best.indices.tolist()
     # Beside the ranking: what zeroing each head does, as the function for all heads gives it.
@@ -96,10 +100,12 @@ def test_files_and_table_hold_the_packages_numbers(inputs, unbroken, run, tmp_pa
     parts = pd.concat([pd.read_parquet(path) for path in sorted((tmp_path / "out").glob("part-*.parquet"))])
     assert sorted(parts["prompt"].unique()) == list(range(N))
     assert len(parts) == N * 12
-    found = parts.dropna(subset="increase")
-    expected = every[found["prompt"].to_numpy(), found["layer"].to_numpy(), found["head"].to_numpy()]
-    assert_close(found["increase"], expected)
-    assert (found["bound"] >= found["increase"] - tolerance()).all()
+    evaluated_parts = parts.dropna(subset="increase")
+    expected = increases[
+        evaluated_parts["prompt"].to_numpy(), evaluated_parts["layer"].to_numpy(), evaluated_parts["head"].to_numpy()
+    ]
+    assert_close(evaluated_parts["increase"], expected)
+    assert (evaluated_parts["bound"] >= evaluated_parts["increase"] - tolerance()).all()
     # The manifest and the parts state where the numbers come from.
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     metadata = pq.read_schema(tmp_path / "out" / "part-00000.parquet").metadata
@@ -141,8 +147,8 @@ def test_your_own_columns_and_labels_are_used(inputs, run, tmp_path):
     assert code == 0, stdout
     again = run(*mine, "--columns", "note, kind", "--demonstrations", "1", "--labels", "yes, no", "--out", out)
     assert again[0] == 0, again[2]
-    others = ("--labels", "foo,bar", "--out", out)
-    one_line(*run(*mine, "--columns", "note,kind", "--demonstrations", "1", *others)[::2], "labels")
+    further_options = ("--labels", "foo,bar", "--out", out)
+    one_line(*run(*mine, "--columns", "note,kind", "--demonstrations", "1", *further_options)[::2], "labels")
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +160,9 @@ def located(gpt2, words):
 
 @pytest.mark.slow
 def test_a_run_killed_ten_times_gives_the_same_bits(located, tmp_path):
-    """SIGKILL in the middle of ten random chunks; nothing is lost or repeated, and the end is the same to the byte."""
+    """SIGKILL in the middle of ten random chunks; nothing is lost or repeated, and the end is the
+    same to the byte.
+    """
     whole, unbroken = located(tmp_path / "unbroken"), contents(tmp_path / "unbroken")
     out, rng = tmp_path / "out", random.Random(0)
     before: dict[str, int] = {}
@@ -177,7 +185,9 @@ def test_a_run_killed_ten_times_gives_the_same_bits(located, tmp_path):
 
 @pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_run_resumes(inputs, unbroken, run, tmp_path, monkeypatch):
-    """If the disk fills up, the run prints one line; once space is free, it resumes and ends the same."""
+    """If the disk fills up, the run prints one line; once space is free, it resumes and ends the
+    same.
+    """
     out, write = tmp_path / "out", Path.write_bytes
 
     def full(path, data):
@@ -223,17 +233,19 @@ def test_a_damaged_part_is_computed_again(inputs, unbroken, run, tmp_path, damag
 @pytest.mark.slow
 @pytest.mark.parametrize("dies", [False, True])
 def test_independent_runs_share_a_folder(located, tmp_path, monkeypatch, dies):
-    """Each chunk is computed by one of three runs, and each run gets the result; one may die while it computes."""
+    """Each chunk is computed by one of three runs, and each run gets the result; one may die while
+    it computes.
+    """
     whole, unbroken = located(tmp_path / "unbroken"), contents(tmp_path / "unbroken")
     out, log = tmp_path / "out", tmp_path / "log"
     log.mkdir()
     compute = ChunkStream._compute
 
-    def logged(self, in_round, *rest):
+    def logged(self, in_round, *arguments):
         time.sleep(0.05)
         with (log / str(os.getpid())).open("a") as file:
             file.write(f"{in_round}\n")
-        return compute(self, in_round, *rest)
+        return compute(self, in_round, *arguments)
 
     def run():
         top = located(out)
@@ -243,7 +255,7 @@ def test_independent_runs_share_a_folder(located, tmp_path, monkeypatch, dies):
     children = [forked(run, [], dies_after=2 if dies and not i else None) for i in range(3)]
     assert [ended(child) for child in children] == [-signal.SIGKILL if dies else 0, 0, 0]
     computed = [(log / str(child)).read_text().splitlines() for child in children]
-    assert all(len(one) >= 2 for one in computed), "each takes part"
+    assert all(len(chunks_of_run) >= 2 for chunks_of_run in computed), "each takes part"
     assert len([*chain(*computed)]) == N // BATCH + dies
     results = {(log / f"{child}-result").read_text() for child in children[dies:]}
     assert results == {str((whole.value.tolist(), whole.low.tolist(), whole.heads))}
@@ -261,15 +273,15 @@ def test_the_tasks_of_a_job_step_are_counted(monkeypatch):
     step = {"STEP_NUM_TASKS": "4", "PROCID": "3", "LOCALID": "1", "JOB_ID": "81", "STEP_ID": "2"}
     for name, value in {**step, "STEP_NODELIST": "gpu[07-09,12],cpu3"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    found = []
+    environments = []
 
     def state(**_):
-        found.append({name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")})
+        environments.append({name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")})
         return SimpleNamespace(process_index=3, num_processes=4, local_process_index=1)
 
     monkeypatch.setattr("accelerate.PartialState", state)
     assert Distributed.from_environment().size == 4
-    assert found == [{"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "gpu07"}]
+    assert environments == [{"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "gpu07"}]
 
 
 @pytest.mark.parametrize(("option", "value"), [("--seed", "1"), ("--top", "4"), ("--layout", "reorder"), ("--n", "59")])
@@ -298,7 +310,9 @@ def test_a_folder_of_other_files_is_refused(inputs, run, tmp_path):
 
 @pytest.fixture(scope="module")
 def by_two(inputs, tmp_path_factory):
-    """Return a function from a launch to (output folder, results, chunks) of its two processes; each runs once."""
+    """Return a function from a launch to (output folder, results, chunks) of its two processes;
+    each runs once.
+    """
 
     @cache
     def by_two(way):
@@ -312,7 +326,9 @@ def by_two(inputs, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("way", LAUNCHES)
 def test_two_processes_share_the_work(by_two, unbroken, way):
-    """Two processes compute different batches, each about half of them, and together what one computes."""
+    """Two processes compute different batches, each about half of them, and together what one
+    computes.
+    """
     out, nodes, chunks = by_two(way)
     assert [node.returncode for node in nodes] == [0] * len(nodes), nodes
     assert "".join(node.stdout for node in nodes).count("The ranking is exact") == 1
@@ -330,7 +346,9 @@ def test_equal_bytes_for_an_equal_number_of_processes(by_two, way):
 @pytest.mark.slow
 @pytest.mark.parametrize(("dead", "way"), [(0, "torchrun"), (1, "torchrun"), (1, "two nodes")])
 def test_a_run_resumes_after_one_of_two_processes_dies(inputs, unbroken, tmp_path, dead, way):
-    """The other ends without a traceback of ours; three processes, or one, resume from the chunks."""
+    """The other ends without a traceback of ours; three processes, or one, resume from the
+    chunks.
+    """
     out, log = tmp_path / "out", tmp_path / "log"
     arguments = ["locate", *inputs, "--out", out]
     nodes, logged = launched(LAUNCHES[way], arguments, log, LOGGED_DEATH=f"{dead} 3")
@@ -372,12 +390,14 @@ def test_processes_of_mpi_are_counted(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     state = SimpleNamespace(process_index=1, num_processes=2, local_process_index=1)
     monkeypatch.setattr("accelerate.PartialState", lambda **_: state)
-    found = Distributed.from_environment()
-    assert (found.rank, found.size, found.is_main) == (1, 2, False)
+    distributed = Distributed.from_environment()
+    assert (distributed.rank, distributed.size, distributed.is_main) == (1, 2, False)
 
 
 def test_accelerate_on_the_cpu_is_refused(monkeypatch):
-    """`accelerate launch --cpu --num_processes 2` starts one process: refused, with what to do instead."""
+    """`accelerate launch --cpu --num_processes 2` starts one process: refused, with what to do
+    instead.
+    """
     for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")

@@ -1,4 +1,6 @@
-"""Circuits: planted edges are found, models without any show none, and tables follow from single sets of edges."""
+"""Circuits: planted edges are found, models without any show none, and tables follow from single
+sets of edges.
+"""
 
 import json
 from dataclasses import replace
@@ -59,7 +61,9 @@ def test_planted_edges_come_first_and_carry_the_answer(tmp_path, seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_planted_edges_into_labels_come_first(tmp_path, seed):
-    """The mover finds the nearest text by position, and copies its category, to labels and to the last token."""
+    """The mover finds the nearest text by position, and copies its category, to labels and to the
+    last token.
+    """
     truth, study = planted("two-tower", tmp_path, 12, seed)
     (mover,), decoy = truth.heads["mover"], truth.heads["decoy"][0]
     heads = [mover, il.Head(mover.layer, (mover.head + 1) % 8), decoy]  # which reads the same labels, for nothing
@@ -77,26 +81,28 @@ def test_planted_edges_into_labels_come_first(tmp_path, seed):
 
 
 def test_planted_chains_carry_what_their_edges_do(tmp_path):
-    """Labels get the category of the text before them from its embedding, through the mover's values, to keys."""
+    """Labels get the category of the text before them from its embedding, through the mover's
+    values, to keys.
+    """
     truth, study = planted("two-tower", tmp_path, 12)
     (mover,), decoy, (ranking, testing) = truth.heads["mover"], truth.heads["decoy"][0], study.halves()
     chain = il.Edge(mover, "v", "embed", "text", reader_at="label")
     finds = il.Edge(mover, "k", "pos_embed", "text", reader_at="label")
-    others = [
+    unrelated_heads = [
         replace(chain, writer="F0"),
         replace(chain, role="label"),
         il.Edge(decoy, "v", str(mover), "label", "label"),
     ]
-    writers = [str(mover), chain, finds, (chain, finds), *others]
+    writers = [str(mover), chain, finds, (chain, finds), *unrelated_heads]
     options = {"part": "k", "at": "label", "reference": ranking}
-    found = il.head_to_head_effects(study.model, testing, truth.heads["two-tower"], writers=writers, **options)
-    whole, moved, looked, both, *rest = found.log_odds.mean(0).sum(0).tolist()
+    edge_effects = il.head_to_head_effects(study.model, testing, truth.heads["two-tower"], writers=writers, **options)
+    whole, moved, looked, moved_and_looked, *of_unrelated = edge_effects.log_odds.mean(0).sum(0).tolist()
     assert whole > 2
     assert moved == pytest.approx(whole, rel=0.05)
-    assert both == pytest.approx(whole, rel=0.05)
+    assert moved_and_looked == pytest.approx(whole, rel=0.05)
     assert looked > 0.5 * whole  # without positions, the mover copies other texts
-    assert max(map(abs, rest)) < 0.02 * whole
-    assert found.writers[1:4:2] == (f"embed → {mover}.v (text) at label", f"2 edges → {mover} at label")
+    assert max(map(abs, of_unrelated)) < 0.02 * whole
+    assert edge_effects.writers[1:4:2] == (f"embed → {mover}.v (text) at label", f"2 edges → {mover} at label")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +114,9 @@ def test_planted_chains_carry_what_their_edges_do(tmp_path):
     ],
 )
 def test_models_that_compare_nothing_have_no_query_or_key_edges(tmp_path, kind, role):
-    """In balanced order, heads that copy the last label, or all labels, raise the other label as much as the answer."""
+    """In balanced order, heads that copy the last label, or all labels, raise the other label as
+    much as the answer.
+    """
     truth, study = planted(kind, tmp_path, 40)
     heads = truth.heads[role] or tuple(il.Head(layer, 2) for layer in (4, 5, 6))
     circuit = il.locate_circuit(study.model, *study.halves(), heads, n_edges=4, n_random=3)
@@ -122,7 +130,9 @@ def test_models_that_compare_nothing_have_no_query_or_key_edges(tmp_path, kind, 
 
 @pytest.fixture(scope="module")
 def small(load_tiny, words):
-    """Return a random model, prompts to rank and to test edges on, heads, and the circuit into these heads."""
+    """Return a random model, prompts to rank and to test edges on, heads, and the circuit into
+    these heads.
+    """
     model = load_tiny("llama_gqa")
     ranking, testing = il.split_by_query(il.load_task(TASK, n=60, layout="random", path=words), 12)
     heads = [il.Head(2, 1), il.Head(1, 3)]
@@ -131,7 +141,7 @@ def small(load_tiny, words):
 
 def log_odds(model, batch, sets, reference):
     scores = il.score(model, batch, [[il.WithoutEdges(edges, reference=reference)] for edges in sets])
-    return torch.stack([il.metrics.label_log_odds(one, batch.answer) for one in scores.unbind(1)], dim=1)
+    return torch.stack([il.metrics.label_log_odds(set_scores, batch.answer) for set_scores in scores.unbind(1)], dim=1)
 
 
 def test_tables_follow_from_sets_of_edges(small):
@@ -139,14 +149,16 @@ def test_tables_follow_from_sets_of_edges(small):
     model, ranking, testing, heads, circuit = small
     reference, batch = il.tokenize(model, ranking), il.tokenize(model, testing)
     space = EdgeSpace.of(ModelView.of(model), heads)
-    every = [space.edge(number) for number in range(len(space))]
-    assert len(set(every)) == len(every) == circuit.n_edges == 11 * (11 + 6)
+    all_edges = [space.edge(number) for number in range(len(space))]
+    assert len(set(all_edges)) == len(all_edges) == circuit.n_edges == 11 * (11 + 6)
     edges = circuit.to_frame()
-    first = [next(edge for edge in every if str(edge) == name) for name in edges["edge"]]
-    kept = [edge for edge in every if edge not in first]
-    without = [[*kept, edge] for edge in first]
-    found = log_odds(model, batch, [[], every, kept, *([edge] for edge in first), *without], reference).double()
-    m = found.mean(0)
+    first = [next(edge for edge in all_edges if str(edge) == name) for name in edges["edge"]]
+    weaker_edges = [edge for edge in all_edges if edge not in first]
+    without = [[*weaker_edges, edge] for edge in first]
+    set_log_odds = log_odds(
+        model, batch, [[], all_edges, weaker_edges, *([edge] for edge in first), *without], reference
+    ).double()
+    m = set_log_odds.mean(0)
     assert_close(circuit.score("all")[0], m[0], scale=8.0)
     assert_close(circuit.score("none")[0], m[1], scale=8.0)
     assert_close(edges["effect"].to_numpy(), m[0] - m[3:8], scale=8.0)
@@ -157,7 +169,7 @@ def test_tables_follow_from_sets_of_edges(small):
     queries = [prompt.query for prompt in testing]
     assert len(set(queries)) > 1
     for number in range(5):
-        interval = il.metrics.bootstrap_interval(found[:, 0] - found[:, 3 + number], clusters=queries)
+        interval = il.metrics.bootstrap_interval(set_log_odds[:, 0] - set_log_odds[:, 3 + number], clusters=queries)
         assert_close(edges.loc[number, ["low", "high"]].tolist(), [interval.low, interval.high], scale=8.0)
 
 
@@ -175,14 +187,14 @@ def test_areas_are_trapezoids_from_no_edge_to_all(small):
 def test_groups_partition_the_edges_and_random_sets_match_strata(small):
     model, *_, heads, _ = small
     space = EdgeSpace.of(ModelView.of(model), heads)
-    assert (sum(chosen.astype(int) for chosen in space.groups.values()) == 1).all()
+    assert (sum(members.astype(int) for members in space.groups.values()) == 1).all()
     ranked = np.random.default_rng(1).permutation(len(space))
     small_set, large_set = space.random_like(ranked, [9, 60], seed=3)
     assert set(small_set) <= set(large_set)
-    for size, chosen in ((9, small_set), (60, large_set)):
+    for size, edge_set in ((9, small_set), (60, large_set)):
         strata = [
-            sorted((edge.part, edge.role, layer_of(edge.writer)) for edge in map(space.edge, some.tolist()))
-            for some in (chosen, ranked[:size])
+            sorted((edge.part, edge.role, layer_of(edge.writer)) for edge in map(space.edge, edge_numbers.tolist()))
+            for edge_numbers in (edge_set, ranked[:size])
         ]
         assert strata[0] == strata[1]
     assert set(small_set) != set(ranked[:9])
@@ -191,8 +203,10 @@ def test_groups_partition_the_edges_and_random_sets_match_strata(small):
 
 def test_estimates_rank_on_other_prompts(small):
     model, ranking, testing, heads, circuit = small
-    other = il.locate_circuit(model, ranking, testing[:5], heads, n_edges=5, n_random=3)
-    assert other.to_frame()["estimate"].tolist() == pytest.approx(circuit.to_frame()["estimate"].tolist(), abs=1e-5)
+    of_fewer_prompts = il.locate_circuit(model, ranking, testing[:5], heads, n_edges=5, n_random=3)
+    assert of_fewer_prompts.to_frame()["estimate"].tolist() == pytest.approx(
+        circuit.to_frame()["estimate"].tolist(), abs=1e-5
+    )
     assert circuit.to_frame()["estimate"].abs().is_monotonic_decreasing
     notes = " ".join(note for section in circuit.to_view().sections for note in section.notes)
     assert f"on {len(ranking)} prompts and tested on {len(testing)} others" in notes
@@ -200,7 +214,9 @@ def test_estimates_rank_on_other_prompts(small):
 
 
 def test_sentences_say_no_where_intervals_do(small):
-    """On made-up tables: edges that are no better than random, groups that matter no more than in random heads."""
+    """On made-up tables: edges that are no better than random, groups that matter no more than in
+    random heads.
+    """
     circuit = small[-1]
     scores = circuit.scores.assign(low=0.5, high=1.5)
     curve = circuit.curve.assign(faithfulness=0.9, low=0.8, high=1.0, random=-0.001, difference=0.8)
@@ -208,16 +224,16 @@ def test_sentences_say_no_where_intervals_do(small):
     groups = circuit.groups.assign(
         effect=2.0, low=1.0, high=3.0, difference=1.0, difference_low=0.1, difference_high=2.0
     )
-    carried, kept, removed = replace(circuit, scores=scores, curve=good, groups=groups).sentences()
-    assert "not" not in carried + kept
-    assert kept.endswith("keep 0%.")
+    carried, kept_sentence, removed = replace(circuit, scores=scores, curve=good, groups=groups).sentences()
+    assert "not" not in carried + kept_sentence
+    assert kept_sentence.endswith("keep 0%.")
     assert "first third → query (+2.00)" in removed
     no_better = curve.assign(difference_low=-0.1, difference_high=0.9)
     for changed in ({"difference_low": -0.1}, {"low": -0.1}):  # no more than in random heads; not above zero itself
-        *_, kept, removed = replace(
+        *_, kept_sentence, removed = replace(
             circuit, scores=scores, curve=no_better, groups=groups.assign(**changed)
         ).sentences()
-        assert "not better than random" in kept
+        assert "not better than random" in kept_sentence
         assert removed.startswith("No group of edges")
     undefined = replace(circuit, scores=scores.assign(low=-0.5), curve=good, groups=groups)
     assert not undefined.is_defined

@@ -1,4 +1,6 @@
-"""A located run as a table: per-prompt values from its chunks, intervals, sentence, files, configuration."""
+"""A located run as a table: per-prompt values from its chunks, intervals, sentence, files,
+configuration.
+"""
 
 import json
 from dataclasses import replace
@@ -45,13 +47,13 @@ def test_intervals_are_those_of_every_prompts_own_values(gpt2, batch, monkeypatc
     if by == "contrast":
         batch = batch[[0, 1, 2, 4, 5]]  # with another label
     against = None if by == "increase" else batch.other_label_tokens
-    every = il.head_log_prob_increase(il.capture(gpt2, batch), batch.answer_tokens, against=against)
+    increases = il.head_log_prob_increase(il.capture(gpt2, batch), batch.answer_tokens, against=against)
     refined = []
     second_pass = dataset._Search.second_pass
     monkeypatch.setattr(dataset._Search, "second_pass", lambda *args: refined.append(args[1]) or second_pass(*args))
     top = il.locate_heads(gpt2, batch, k=2, by=by, run=il.Run(batch_size=2), slack=1e6)
     assert bool(refined) == (by == "increase")
-    expected = every[:, top.layer, top.head].double().numpy()
+    expected = increases[:, top.layer, top.head].double().numpy()
     table = heads_table(top)
     assert list(table.columns) == ["name", by, "low", "high", "selected", "rank", "layer", "head", "share_evaluated"]
     assert table["name"].tolist() == [str(head) for head in top.heads]
@@ -60,10 +62,10 @@ def test_intervals_are_those_of_every_prompts_own_values(gpt2, batch, monkeypatc
         interval = bootstrap_interval(expected[:, column], clusters=batch.queries)
         assert_close((table["low"][column], table["high"][column]), (interval.low, interval.high))
     assert "95% interval" in repr(top)
-    one = il.locate_heads(gpt2, batch[[0, 0]], k=2, by=by)
-    assert one.low is None
-    assert "low" not in heads_table(one)
-    assert "interval" not in repr(one)
+    located = il.locate_heads(gpt2, batch[[0, 0]], k=2, by=by)
+    assert located.low is None
+    assert "low" not in heads_table(located)
+    assert "interval" not in repr(located)
 
 
 def test_prompts_that_share_a_query_count_once(gpt2):
@@ -115,25 +117,25 @@ def test_the_configuration_names_what_changes_a_run(gpt2, batch):
         plan = plan_batches(ModelView.of(gpt2), rows, il.Run(batch_size=batch_size))
         return configuration(gpt2, rows, plan, options, asked)
 
-    found = configured(batch, OPTIONS, ASKED)
-    given = {"model": "tiny", "task": "sentiment-number", "n": 7, "seed": 0, "k": 2, "final_norm": "frozen"}
-    assert found | given == found
-    assert {"weights", "labels", "prompts", "device", "batches", "plan", "versions"} < set(found)
-    assert found["batches"] == 4
-    assert found["labels"] == list(batch.labels)
-    json.dumps(found)
-    for other, changed in (
+    run_configuration = configured(batch, OPTIONS, ASKED)
+    settings = {"model": "tiny", "task": "sentiment-number", "n": 7, "seed": 0, "k": 2, "final_norm": "frozen"}
+    assert run_configuration | settings == run_configuration
+    assert {"weights", "labels", "prompts", "device", "batches", "plan", "versions"} < set(run_configuration)
+    assert run_configuration["batches"] == 4
+    assert run_configuration["labels"] == list(batch.labels)
+    json.dumps(run_configuration)
+    for other_configuration, changed in (
         (configured(batch, OPTIONS | {"k": 3}, ASKED), {"k"}),
         (configured(batch, OPTIONS, ASKED, 3), {"batches", "plan"}),
         (configured(batch, OPTIONS, ASKED | {"seed": 1}), {"seed"}),
         (configured(batch[[1, 0, 2, 3, 4, 5, 6]], OPTIONS, ASKED), {"prompts", "plan"}),
     ):
-        assert {name for name in found if found[name] != other[name]} == changed
+        assert {name for name in run_configuration if run_configuration[name] != other_configuration[name]} == changed
 
 
 def test_runs_on_labels_of_several_tokens_do_not_resume_older_ones(gpt2, batch):
     """Older versions stored what such labels have at their last tokens only."""
-    shown = [il.Demonstration("love", "bar eight"), il.Demonstration("one", "foo")]
-    longer = il.tokenize(gpt2, [il.Prompt(shown, query="two", answer="foo")])
+    demonstrations = [il.Demonstration("love", "bar eight"), il.Demonstration("one", "foo")]
+    longer = il.tokenize(gpt2, [il.Prompt(demonstrations, query="two", answer="foo")])
     assert "labels_are" not in configuration(gpt2, batch, [[0]], OPTIONS, ASKED)
     assert "labels_are" in configuration(gpt2, longer, [[0]], OPTIONS, ASKED)

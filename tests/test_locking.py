@@ -1,4 +1,6 @@
-"""Threads take turns on a model, first come, first served: each waits for at most a pass of every thread before it."""
+"""Threads take turns on a model, first come, first served: each waits for at most a pass of every
+thread before it.
+"""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -49,7 +51,9 @@ def join(*threads):
 
 @contextmanager
 def thread_at_first_pass(model, function):
-    """Start `function` in a thread when the first pass of the block begins, and go on once it waits for its turn."""
+    """Start `function` in a thread when the first pass of the block begins, and go on once it waits
+    for its turn.
+    """
     threads = []
 
     def begin(module, args):
@@ -134,7 +138,9 @@ def test_a_block_waits_for_a_function_whose_passes_go_on(gpt2):
 
 
 def test_a_pass_behind_a_block_that_waits_for_a_function_stops_nobody():
-    """The block waits for the function, the pass for the block, and the function's own pass goes first."""
+    """The block waits for the function, the pass for the block, and the function's own pass goes
+    first.
+    """
     model, order = Model(), []
 
     def block():
@@ -217,15 +223,15 @@ def test_a_thread_that_is_interrupted_while_it_waits_leaves_the_queue():
 
 
 def test_hooks_of_another_threads_pass_are_not_taken_for_edits(gpt2, gpt2_batch):
-    found = []
+    edits_and_hooks = []
     view = ModelView.of(gpt2)
 
     def look():
-        found.append((active_edits(view), view.has_hooks))
+        edits_and_hooks.append((active_edits(view), view.has_hooks))
 
     with thread_at_first_pass(gpt2, look):
         il.capture(gpt2, gpt2_batch)
-    assert found == [((), False)]
+    assert edits_and_hooks == [((), False)]
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""`map_prompts`: a function of one's own over many prompts, stored and resumed; and the donors of prompts."""
+"""`map_prompts`: a function of one's own over many prompts, stored and resumed; and the donors of
+prompts.
+"""
 
 import numpy as np
 import pytest
@@ -56,13 +58,18 @@ def test_a_mean_over_prompts_is_refused(model, many):
 def test_donors_change_one_thing(many):
     donors = il.donor_prompts(many.prompts)
     assert list(donors) == ["query", "same class", "texts", "labels"]
-    for prompt, other, same, texts, labels in zip(many.prompts, *donors.values(), strict=True):
-        assert other.demonstrations == same.demonstrations == prompt.demonstrations
-        assert other.query != prompt.query != same.query
-        assert [shown.label for shown in texts.demonstrations] == [shown.label for shown in prompt.demonstrations]
-        assert [shown.text for shown in labels.demonstrations] == [shown.text for shown in prompt.demonstrations]
+    for prompt, of_other_class, same, texts, labels in zip(many.prompts, *donors.values(), strict=True):
+        assert of_other_class.demonstrations == same.demonstrations == prompt.demonstrations
+        assert of_other_class.query != prompt.query != same.query
+        assert [demonstration.label for demonstration in texts.demonstrations] == [
+            demonstration.label for demonstration in prompt.demonstrations
+        ]
+        assert [demonstration.text for demonstration in labels.demonstrations] == [
+            demonstration.text for demonstration in prompt.demonstrations
+        ]
         assert all(
-            one.label != two.label for one, two in zip(labels.demonstrations, prompt.demonstrations, strict=True)
+            demonstration.label != two.label
+            for demonstration, two in zip(labels.demonstrations, prompt.demonstrations, strict=True)
         )
         assert same.answer == prompt.answer
-        assert {other.answer, texts.answer, labels.answer} == {*prompt.labels} - {prompt.answer}
+        assert {of_other_class.answer, texts.answer, labels.answer} == {*prompt.labels} - {prompt.answer}

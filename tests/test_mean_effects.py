@@ -1,4 +1,6 @@
-"""Mean effects over many prompts are those of heads one by one, also if runs are interrupted or distributed."""
+"""Mean effects over many prompts are those of heads one by one, also if runs are interrupted or
+distributed.
+"""
 
 import io
 
@@ -28,11 +30,13 @@ def many(gpt2, words):
 def studentized_by_draws(values, queries):
     """Return the ends of the studentized intervals of means over axis 1, draw by draw."""
     distinct = sorted(set(queries))
-    rows_of = [[row for row, query in enumerate(queries) if query == one] for one in distinct]
+    rows_of = [[row for row, query in enumerate(queries) if query == distinct_query] for distinct_query in distinct]
     n, total = len(distinct), len(queries)
 
     def mean_and_error(numbers):
-        """Return the mean over some queries, which may repeat, and its jackknife error with the weights of the data."""
+        """Return the mean over some queries, which may repeat, and its jackknife error with the
+        weights of the data.
+        """
         rows = [row for number in numbers for row in rows_of[number]]
         mean, squares = values[:, rows].mean(1), 0
         for number in numbers:
@@ -42,7 +46,7 @@ def studentized_by_draws(values, queries):
 
     mean, error = mean_and_error(range(n))
     without = [values[:, [row for row in range(total) if row not in rows]].mean(1) for rows in rows_of]
-    assert_close(error, (sum((one - mean) ** 2 for one in without) * (n - 1) / n).sqrt())
+    assert_close(error, (sum((mean_without_query - mean) ** 2 for mean_without_query in without) * (n - 1) / n).sqrt())
     most = 2 * student_quantile(0.975, n - 1)  # an end is at most twice as far as that of Student's t interval
     draws = []
     for counts in np.random.default_rng(0).multinomial(n, [1 / n] * n, size=2000):
@@ -54,32 +58,34 @@ def studentized_by_draws(values, queries):
 
 @pytest.mark.slow
 def test_means_and_intervals_are_those_of_effects_one_by_one(gpt2, many):
-    """Means of effects one by one; intervals from draws of queries, each with a jackknife error of its own."""
-    found = il.locate_effects(gpt2, many, run=il.Run(batch_size=7))
+    """Means of effects one by one; intervals from draws of queries, each with a jackknife error of
+    its own.
+    """
+    effects = il.locate_effects(gpt2, many, run=il.Run(batch_size=7))
     expected = torch.stack(one_by_one(gpt2, many)).double()
     queries = [prompt.query for prompt in many.prompts]
-    assert (found.n_prompts, found.n_queries, found.algorithms) == (N, len(set(queries)), {"prefix_cache": N})
-    assert found.n_queries < N
+    assert (effects.n_prompts, effects.n_queries, effects.algorithms) == (N, len(set(queries)), {"prefix_cache": N})
+    assert effects.n_queries < N
     low, high = studentized_by_draws(expected, queries)
-    for i, score in enumerate((found.log_prob, found.log_odds)):
+    for i, score in enumerate((effects.log_prob, effects.log_odds)):
         assert_close(score.mean.float(), expected[i].mean(0))
         assert_close(score.low.float(), low[i])
         assert_close(score.high.float(), high[i])
     best = expected[1].mean(0).flatten().argsort(descending=True)
-    assert [layer * 4 + head for layer, head in found.top(12)] == best.tolist()
-    frame = found.to_frame()
-    assert frame["name"].tolist() == list(map(str, found.top(12)))
+    assert [layer * 4 + head for layer, head in effects.top(12)] == best.tolist()
+    frame = effects.to_frame()
+    assert frame["name"].tolist() == list(map(str, effects.top(12)))
     assert_close(frame["effect"], expected[1].mean(0).flatten()[best])
     assert_close(frame["log_prob"], expected[0].mean(0).flatten()[best])
 
 
 @pytest.mark.parametrize("options", [{"positions": "all"}, {"method": "gradient"}])
 def test_other_effects_stream_too(gpt2, many, options):
-    found = il.locate_effects(gpt2, many, run=il.Run(batch_size=11), **options)
+    effects = il.locate_effects(gpt2, many, run=il.Run(batch_size=11), **options)
     whole = il.head_effects(gpt2, many, **options)
-    assert_close(found.log_prob.mean, whole.log_prob.mean(0))
-    assert found.exact == ("method" not in options)
-    assert_close(found.log_odds.mean, whole.log_odds.mean(0))
+    assert_close(effects.log_prob.mean, whole.log_prob.mean(0))
+    assert effects.exact == ("method" not in options)
+    assert_close(effects.log_odds.mean, whole.log_odds.mean(0))
 
 
 def test_one_query_has_no_interval(gpt2, many):
@@ -89,10 +95,10 @@ def test_one_query_has_no_interval(gpt2, many):
 def test_effects_that_are_not_finite_are_named(gpt2, many, monkeypatch):
     effects = exact_effects
 
-    def broken(*given, **options):
-        found = effects(*given, **options)
-        found.log_prob[0, 1, 2] = torch.inf
-        return found
+    def broken(*arguments, **options):
+        broken_effects = effects(*arguments, **options)
+        broken_effects.log_prob[0, 1, 2] = torch.inf
+        return broken_effects
 
     monkeypatch.setattr("icl_lens.locate.mean_effects.exact_effects", broken)
     with pytest.raises(il.InputError, match=r"mean effect of L1H2 \(log_prob\) is NaN or infinite"):
@@ -119,10 +125,10 @@ def test_files_and_table_hold_the_effects(run, gpt2, many, inputs, unbroken, tmp
     """From the chunks that are there."""
     for name, data in unbroken.items():
         (tmp_path / name).write_bytes(data)
-    code, said, _ = run(*inputs, "--no-check", "--out", tmp_path)
+    code, output, _ = run(*inputs, "--no-check", "--out", tmp_path)
     assert code == 0
     assert contents(tmp_path) == unbroken
-    assert "Exact: every head zeroed at the last position of 30 prompts" in said
+    assert "Exact: every head zeroed at the last position of 30 prompts" in output
     table = pd.read_csv(io.BytesIO(unbroken["heads.csv"]))
     assert len(table) == 12
     expected = torch.stack(one_by_one(gpt2, many)).double()
@@ -131,5 +137,5 @@ def test_files_and_table_hold_the_effects(run, gpt2, many, inputs, unbroken, tmp
     chunks = pd.concat(parts)
     assert len(parts) == N // BATCH
     assert sorted(chunks["prompt"].unique()) == list(range(N))
-    every = expected[1][chunks["prompt"].to_numpy(), chunks["layer"].to_numpy(), chunks["head"].to_numpy()]
-    assert_close(chunks["log_odds"], every)
+    expected_log_odds = expected[1][chunks["prompt"].to_numpy(), chunks["layer"].to_numpy(), chunks["head"].to_numpy()]
+    assert_close(chunks["log_odds"], expected_log_odds)

@@ -1,4 +1,6 @@
-"""Heads ranked by what exchanging their query costs: over many prompts, resumed and distributed, and for one prompt."""
+"""Heads ranked by what exchanging their query costs: over many prompts, resumed and distributed,
+and for one prompt.
+"""
 
 import io
 import json
@@ -30,9 +32,11 @@ def many(gpt2, words):
 
 @pytest.fixture(scope="module")
 def expected(gpt2, many):
-    """Log-odds lost [prompt part layer head] in each exchange, which the sweep compares with Hugging Face."""
+    """Log-odds lost [prompt part layer head] in each exchange, which the sweep compares with
+    Hugging Face.
+    """
     view = ModelView.of(gpt2)
-    parts = [next(one for one in EXCHANGES if one.name == part) for part in PARTS]
+    parts = [next(exchange for exchange in EXCHANGES if exchange.name == part) for part in PARTS]
     scores, _, _ = exchange_scores(
         view, tower_prompts(gpt2, many), [(part, [head]) for part in parts for head in view.heads()]
     )
@@ -41,21 +45,21 @@ def expected(gpt2, many):
 
 
 def test_means_and_intervals_are_those_of_single_exchanges(gpt2, many, expected):
-    found = il.locate_towers(gpt2, many, run=il.Run(batch_size=5))
-    assert (found.n_prompts, found.n_queries, found.fallback_reason) == (N, len(set(many.queries)), "")
+    exchanges = il.locate_towers(gpt2, many, run=il.Run(batch_size=5))
+    assert (exchanges.n_prompts, exchanges.n_queries, exchanges.fallback_reason) == (N, len(set(many.queries)), "")
     assert expected[:, 0, 1:].abs().mean(0).min() > 1e-3  # the first layer's queries are those of the same last token
     for part, name in enumerate(PARTS):
-        assert_close(getattr(found, name).mean.float(), expected[:, part].mean(0), msg=name)
+        assert_close(getattr(exchanges, name).mean.float(), expected[:, part].mean(0), msg=name)
     interval = il.metrics.bootstrap_interval(expected[:, 0, 1, 2], clusters=many.queries)
-    assert_close(found.query.low[1, 2].float(), interval.low)
-    assert_close(found.query.high[1, 2].float(), interval.high)
+    assert_close(exchanges.query.low[1, 2].float(), interval.low)
+    assert_close(exchanges.query.high[1, 2].float(), interval.high)
     best = [il.Head.from_index(i, 4) for i in expected[:, 0].mean(0).flatten().argsort(descending=True).tolist()]
-    assert [head for head in found.top(12) if head.layer] == [head for head in best if head.layer]
-    frame = found.to_frame()
+    assert [head for head in exchanges.top(12) if head.layer] == [head for head in best if head.layer]
+    frame = exchanges.to_frame()
     names = ["name", "query", "low", "high", "selected", "keys", "values", "rank", "layer", "head"]
     assert frame.columns.tolist() == names
-    assert frame["name"].tolist() == list(map(str, found.top(12)))
-    assert_close(frame["values"], [expected[:, 2, layer, head].mean() for layer, head in found.top(12)])
+    assert frame["name"].tolist() == list(map(str, exchanges.top(12)))
+    assert_close(frame["values"], [expected[:, 2, layer, head].mean() for layer, head in exchanges.top(12)])
     assert top_heads_by(gpt2, many, 3, by="towers") == best[:3]
 
 
@@ -78,28 +82,32 @@ def test_prompts_without_a_class_to_exchange_are_refused(gpt2, many, prompt):
 
 @pytest.mark.slow
 def test_explain_ranks_heads_by_the_exchange_of_their_query(gpt2, run, tiny, tmp_path):
-    """The score is in tables, figures, page, terminal and JSON; the other query is a demonstration's."""
+    """The score is in tables, figures, page, terminal and JSON; the other query is a
+    demonstration's.
+    """
     prompt = il.Prompt.parse(families.PROMPT, answer="foo")
-    found = il.explain(gpt2, prompt, by="towers", k=4)
-    others = {shown.text for shown in prompt.demonstrations if shown.label != "foo"}
-    assert found.all_heads.other_query in others
+    explanation = il.explain(gpt2, prompt, by="towers", k=4)
+    texts_of_other_class = {
+        demonstration.text for demonstration in prompt.demonstrations if demonstration.label != "foo"
+    }
+    assert explanation.all_heads.other_query in texts_of_other_class
     expected = il.locate_towers(gpt2, [prompt]).query.mean
-    assert_close(found.all_heads.towers, expected)
+    assert_close(explanation.all_heads.towers, expected)
     best = [il.Head.from_index(i, 4) for i in expected.flatten().topk(4).indices.tolist()]
-    assert [report.head for report in found.heads] == best
-    assert_close([report.scores["towers"] for report in found.heads], [expected[head] for head in best])
-    assert_close(found.to_frame("heads")["towers"], expected.flatten())
-    assert found.figures["heads"].axes[1].get_ylabel() == "effect of exchanging the query (nats)"
+    assert [report.head for report in explanation.heads] == best
+    assert_close([report.scores["towers"] for report in explanation.heads], [expected[head] for head in best])
+    assert_close(explanation.to_frame("heads")["towers"], expected.flatten())
+    assert explanation.figures["heads"].axes[1].get_ylabel() == "effect of exchanging the query (nats)"
     html, numbers = tmp_path / "page.html", tmp_path / "numbers.json"
     options = ("-m", tiny, "--device", "cpu", "-a", "foo", "--by", "towers", "-k", 4, "--html", html, "--json", numbers)
     code, out, _ = run("explain", families.PROMPT, *options)
     assert code == 0
     loaded = il.results.Explanation.load(numbers)
-    assert loaded.all_heads.towers == found.all_heads.towers
-    assert [report.towers for report in loaded.heads] == [report.towers for report in found.heads]
+    assert loaded.all_heads.towers == explanation.all_heads.towers
+    assert [report.towers for report in loaded.heads] == [report.towers for report in explanation.heads]
     assert "--by towers" in html.read_text()
     for text in (out, html.read_text()):
-        assert found.all_heads.other_query in text.partition("Towers: ")[2][:250]
+        assert explanation.all_heads.other_query in text.partition("Towers: ")[2][:250]
         assert f"{expected[best[0]]:+.3f}" in text
     plain = il.explain(gpt2, str(prompt), by="towers", k=1)  # without an answer, the prediction is explained
     answered = il.locate_towers(gpt2, [replace(prompt, answer=plain.target)])
@@ -131,12 +139,12 @@ def test_result_json_counts_and_names_the_fallback(gpt2, many, locate, monkeypat
         raise prefix_cache.PrefixCacheUnsupported("not now")
 
     monkeypatch.setattr(prefix_cache.PrefixCache, "of", fail)
-    found = locate(gpt2, many, k=3, run=il.Run(tmp_path / "out", batch_size=BATCH))
-    assert "not now" in found.fallback_reason
+    located = locate(gpt2, many, k=3, run=il.Run(tmp_path / "out", batch_size=BATCH))
+    assert "not now" in located.fallback_reason
     stored = json.loads((tmp_path / "out" / "result.json").read_text())
     counts = {"n_prompts": N, "n_queries": len(set(many.queries)), "n_heads": 12, "expected_selected": 3 / 12}
     assert {name: stored[name] for name in counts} == counts
-    assert stored["fallback_reason"] == found.fallback_reason
+    assert stored["fallback_reason"] == located.fallback_reason
 
 
 # The command
@@ -161,14 +169,14 @@ def test_the_command_prints_the_table(run, inputs, unbroken, tmp_path):
     out.mkdir()
     for name, data in unbroken.items():
         (out / name).write_bytes(data)
-    code, said, _ = run(*inputs, "--no-check", "--out", out)
+    code, output, _ = run(*inputs, "--no-check", "--out", out)
     assert code == 0
     assert contents(out) == unbroken
     table = pd.read_csv(io.BytesIO(unbroken["heads.csv"]))
     assert all(
-        f"{value:.4f}" in said for value in table.loc[:2, ["query", "low", "high", "keys", "values"]].to_numpy().flat
+        f"{value:.4f}" in output for value in table.loc[:2, ["query", "low", "high", "keys", "values"]].to_numpy().flat
     )
-    assert "takes its query from the prompt with a query of the other class" in " ".join(said.split())
+    assert "takes its query from the prompt with a query of the other class" in " ".join(output.split())
 
 
 def test_files_hold_every_prompts_values(unbroken, expected):
@@ -193,9 +201,9 @@ def test_files_hold_every_prompts_values(unbroken, expected):
     ],
 )
 def test_options_of_other_scores_are_refused(run, inputs, option, fragment):
-    code, _, said = run(*inputs, *option)
-    assert (code, said.count("\n")) == (2, 1)
-    assert fragment in said
+    code, _, output = run(*inputs, *option)
+    assert (code, output.count("\n")) == (2, 1)
+    assert fragment in output
 
 
 def test_prompts_are_refused_before_the_folder_is_initialized(run, tiny, tmp_path):
@@ -205,7 +213,7 @@ def test_prompts_are_refused_before_the_folder_is_initialized(run, tiny, tmp_pat
         "input,output\n"
         + "".join(f"{a},{b}\n" for a, b in zip("one two cat dog".split(), "red love foo bar".split(), strict=True))
     )
-    code, _, said = run("locate", "--by", "towers", "--path", path, "--pairs", "-n", 2, "-m", tiny, "--out", out)
-    assert (code, said.count("\n")) == (2, 1)
-    assert "must demonstrate its answer and another label" in said
+    code, _, output = run("locate", "--by", "towers", "--path", path, "--pairs", "-n", 2, "-m", tiny, "--out", out)
+    assert (code, output.count("\n")) == (2, 1)
+    assert "must demonstrate its answer and another label" in output
     assert contents(out) == {}

@@ -1,4 +1,6 @@
-"""Mean score parts: means of each prompt's parts, planted writers first; resumed runs write the same bytes."""
+"""Mean score parts: means of each prompt's parts, planted writers first; resumed runs write the
+same bytes.
+"""
 
 import io
 import json
@@ -52,7 +54,9 @@ def test_means_and_intervals_of_each_prompts_parts(load_tiny, words, name):
 
 @pytest.mark.slow
 def test_values_groups_and_totals(load_tiny, words):
-    """Values by role sum `value_parts` over labels of one kind, prompt by prompt; groups and totals sum writers."""
+    """Values by role sum `value_parts` over labels of one kind, prompt by prompt; groups and totals
+    sum writers.
+    """
     model = load_tiny("llama_gqa")
     many = sample(model, words, 10)
     heads = [il.Head(2, 0), il.Head(1, 3)]
@@ -177,7 +181,7 @@ def test_files_and_text(run, gpt2, inputs, unbroken, words, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("has_task", "given", "says"),
+    ("has_task", "arguments", "says"),
     [
         (True, ["--html", "page.html"], "--html has no effect with -n"),
         (True, ["--no-bias"], "--bias has no effect here"),
@@ -187,7 +191,7 @@ def test_files_and_text(run, gpt2, inputs, unbroken, words, tmp_path):
         (False, ["--out", "folder"], "--out requires -n"),
     ],
 )
-def test_options_without_effect_are_refused_and_missing_ones_named(run, inputs, has_task, given, says):
-    code, _, said = run(*(inputs if has_task else ["explain"]), *given)
-    assert (code, said.count("\n")) == (2, 1)
-    assert says in said
+def test_options_without_effect_are_refused_and_missing_ones_named(run, inputs, has_task, arguments, says):
+    code, _, output = run(*(inputs if has_task else ["explain"]), *arguments)
+    assert (code, output.count("\n")) == (2, 1)
+    assert says in output

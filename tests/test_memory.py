@@ -25,7 +25,9 @@ HEAD = il.Head(5, 2)
 
 
 class LiveMemory(TorchDispatchMode):
-    """The largest sum of the sizes of tensors that operations in the block made and that lived at the same time."""
+    """The largest sum of the sizes of tensors that operations in the block made and that lived at
+    the same time.
+    """
 
     def __init__(self) -> None:
         super().__init__()

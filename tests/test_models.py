@@ -25,7 +25,9 @@ def test_heads_print_and_parse():
 
 
 def test_loaded_models_are_raw_and_quiet(gpt2):
-    """Raw weights, eval mode, no gradients; the name of a local model is its folder's, not its path."""
+    """Raw weights, eval mode, no gradients; the name of a local model is its folder's, not its
+    path.
+    """
     assert not gpt2.training
     assert not any(parameter.requires_grad for parameter in gpt2.parameters())
     assert gpt2.blocks[0].attn.b_V.abs().max() > 0, "b_V must not have been folded away"
@@ -33,16 +35,18 @@ def test_loaded_models_are_raw_and_quiet(gpt2):
 
 
 def test_all_modules_are_those_of_the_model_and_of_the_model_that_it_wraps(gpt2):
-    own, wrapped = list(gpt2.modules()), list(getattr(gpt2, "original_model", gpt2).modules())
-    found = all_modules(gpt2)
-    assert len(found) == len({*map(id, found)})
-    assert {*map(id, found)} == {*map(id, [*own, *wrapped])}
+    outer_modules, wrapped = list(gpt2.modules()), list(getattr(gpt2, "original_model", gpt2).modules())
+    modules = all_modules(gpt2)
+    assert len(modules) == len({*map(id, modules)})
+    assert {*map(id, modules)} == {*map(id, [*outer_modules, *wrapped])}
     assert all_modules(gpt2.blocks[1]) == list(gpt2.blocks[1].modules())
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_probed_norms_are_the_norms(load_tiny, name):
-    """The final norm as inferred (gain, shift, eps, centering) gives what the module gives, on fresh vectors."""
+    """The final norm as inferred (gain, shift, eps, centering) gives what the module gives, on
+    fresh vectors.
+    """
     model = load_tiny(name)
     x = torch.randn(1, 5, families.D_MODEL, generator=torch.Generator().manual_seed(0)) * 3 + 1
     norm = infer_norm(model.ln_final, families.D_MODEL, x.device, default_eps=1e-5)
@@ -133,7 +137,9 @@ def test_a_tokenizer_that_is_passed_is_not_changed(family_folder):
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen3"])
 def test_a_hugging_face_model_that_is_passed_is_not_changed(name):
-    """It keeps its modules, attention, training mode and gradients; its weights are in memory once."""
+    """It keeps its modules, attention, training mode and gradients; its weights are in memory
+    once.
+    """
     hf = families.build(name)
     hf.set_attn_implementation("sdpa")
     hf.config.architectures = [type(hf).__name__]
@@ -151,4 +157,6 @@ def test_a_hugging_face_model_that_is_passed_is_not_changed(name):
     assert hf.config._attn_implementation == "sdpa"
     assert hf.config.to_dict() == config
     assert all(parameter.requires_grad for parameter in hf.parameters())
-    assert {one.data_ptr() for one in hf.parameters()} <= {one.data_ptr() for one in model.original_model.parameters()}
+    assert {parameter.data_ptr() for parameter in hf.parameters()} <= {
+        parameter.data_ptr() for parameter in model.original_model.parameters()
+    }

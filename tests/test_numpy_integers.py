@@ -1,4 +1,6 @@
-"""Integers of NumPy, such as those of `np.arange`, do what integers of Python do, also in seeds and in files."""
+"""Integers of NumPy, such as those of `np.arange`, do what integers of Python do, also in seeds and
+in files.
+"""
 
 import json
 

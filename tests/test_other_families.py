@@ -1,7 +1,8 @@
-"""Every other model type that transformers loads for causal language: it agrees with Hugging Face, or one InputError.
+"""Every other model type that transformers loads for causal language: it agrees with Hugging Face,
+or one InputError.
 
-Types differ in thousands of ways that no table lists. What must never happen is a number that is not the model's, or
-an error that is not the package's own.
+Types differ in thousands of ways that no table lists. What must never happen is a number that is
+not the model's, or an error that is not the package's own.
 """
 
 import sys
@@ -65,7 +66,9 @@ def test_an_unsupported_architecture_is_named(tmp_path):
 
 @pytest.mark.skipif(tl_version() < (4, 0), reason="TransformerLens 3 cannot load this type")
 def test_loading_installs_nothing(tmp_path, monkeypatch):
-    """TransformerLens installs torchvision, and with it another torch, if an image processor cannot be loaded."""
+    """TransformerLens installs torchvision, and with it another torch, if an image processor cannot
+    be loaded.
+    """
     import transformers
 
     load = transformers.AutoProcessor.from_pretrained

@@ -50,7 +50,9 @@ def test_the_labels_of_the_file_are_the_label_words(tmp_path):
 @pytest.mark.parametrize("names", [("ham", "spam"), ("ham", "eggs", "spam")])
 @pytest.mark.parametrize("labels", [None, "words"])
 def test_a_constant_answer_is_right_by_chance_in_imbalanced_files(tmp_path, classes, names, labels):
-    """The first class has 90 % of the rows; each constant answer and the last label are right in about 1/K prompts."""
+    """The first class has 90 % of the rows; each constant answer and the last label are right in
+    about 1/K prompts.
+    """
     rows = [(f"text {i}", names[0] if i % 10 else names[1 + i // 10 % (len(names) - 1)]) for i in range(900)]
     task = il.TextTask("mail", write(tmp_path / "mail.csv", rows), classes=classes)
     words = None if labels is None else ("foo", "bar", "baz")[: 2 if classes == "binary" else len(names)]
@@ -84,8 +86,8 @@ def test_own_texts_of_several_words_are_separated_by_a_newline(tmp_path, icl_min
     assert " " in "".join(prompt.answer for prompt in prompts_of["built-in"]), "some have several words"
     separators = {"sentences": "\n", "words": " ", "labels": "\n", "pairs": "\n", "built-in": " "}
     for name, prompts in prompts_of.items():
-        shown = prompts[0].demonstrations[0]
-        assert str(prompts[0]).startswith(f"{shown.text} : {shown.label}{separators[name]}"), name
+        demonstration = prompts[0].demonstrations[0]
+        assert str(prompts[0]).startswith(f"{demonstration.text} : {demonstration.label}{separators[name]}"), name
         assert il.Template().for_prompts(prompts).separator == separators[name]
     batch = il.tokenize(icl_mini, prompts_of["sentences"])
     assert batch.texts[0] == str(prompts_of["sentences"][0])
@@ -200,7 +202,9 @@ class CountedPairs(list):
 
 
 def test_prompts_of_large_files_read_few_pairs(monkeypatch):
-    """A prompt with four demonstrations reads its query and about as many pairs, not all of them."""
+    """A prompt with four demonstrations reads its query and about as many pairs, not all of
+    them.
+    """
     pairs = CountedPairs((f"in {i}", f"out {i}") for i in range(5000))
     monkeypatch.setattr(il.PairTask, "pairs", lambda task: pairs)
     prompts = il.PairTask("antonyms").prompts(500, demonstrations=4)
@@ -333,9 +337,9 @@ def test_check_prints_the_rows_and_has_no_option_to_omit_itself(capsys):
         times = iter([0.0, 20.0])
         report = with_duration(lambda *_: None, is_asked_for=is_asked_for, clock=lambda times=times: next(times))
         report("check", 1, 4)
-        said = capsys.readouterr().err
-        assert words in said
-        assert ("--no-check" in said) != is_asked_for
+        messages = capsys.readouterr().err
+        assert words in messages
+        assert ("--no-check" in messages) != is_asked_for
 
 
 def test_heads_are_read_from_the_table_of_locate(tmp_path):
@@ -354,8 +358,8 @@ def test_the_query_is_the_text_of_the_row_that_is_asked_for(tmp_path):
     for row, (text, label) in enumerate(SENTENCES, 1):
         prompt = task.prompt_of_row(row)
         assert (prompt.query, prompt.answer, prompt.separator) == (text, label, "\n")
-        assert text not in [shown.text for shown in prompt.demonstrations]
-        assert label in [shown.label for shown in prompt.demonstrations]
+        assert text not in [demonstration.text for demonstration in prompt.demonstrations]
+        assert label in [demonstration.label for demonstration in prompt.demonstrations]
     for row in (17, 18):
         with pytest.raises(il.InputError, match=f"row {row} of .* must have a text and a label"):
             task.prompt_of_row(row)

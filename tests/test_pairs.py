@@ -1,4 +1,6 @@
-"""Pairs, label sets of their own, prompts without demonstrations or query: the numbers of one prompt, in any batch."""
+"""Pairs, label sets of their own, prompts without demonstrations or query: the numbers of one
+prompt, in any batch.
+"""
 
 import json
 
@@ -18,7 +20,9 @@ ARROW = il.Template("{text} : {label}", "{text} :", "\n")
 
 
 def write(path, pairs=PAIRS, names=("input", "output")):
-    """Write pairs in the format of the path's suffix; .json has rows, or columns if its name contains "columns"."""
+    """Write pairs in the format of the path's suffix; .json has rows, or columns if its name
+    contains "columns".
+    """
     rows = [dict(zip(names, pair, strict=True)) for pair in pairs]
     if "columns" in path.stem:
         path.write_text(json.dumps({name: [row[name] for row in rows] for name in names}))
@@ -41,14 +45,14 @@ def test_files_of_pairs_are_read(tmp_path, name):
     assert [p.query for p in prompts[:11]] != [a for a, _ in PAIRS], "shuffled"
     assert sorted(p.query for p in prompts[:11]) == sorted(a for a, _ in PAIRS), "each query once before any twice"
     for prompt in prompts:
-        shown = [(one.text, one.label) for one in prompt.demonstrations]
-        assert len({*shown}) == 5
-        assert {*shown, (prompt.query, prompt.answer)} <= {*PAIRS}
-        assert not {prompt.query, prompt.answer} & {word for pair in shown for word in pair}
-        assert {*prompt.labels} == {label for _, label in shown} | {prompt.answer}
+        demonstrated_pairs = [(demonstration.text, demonstration.label) for demonstration in prompt.demonstrations]
+        assert len({*demonstrated_pairs}) == 5
+        assert {*demonstrated_pairs, (prompt.query, prompt.answer)} <= {*PAIRS}
+        assert not {prompt.query, prompt.answer} & {word for pair in demonstrated_pairs for word in pair}
+        assert {*prompt.labels} == {label for _, label in demonstrated_pairs} | {prompt.answer}
         assert prompt.has_own_answer
-    others = il.load_task("mine", path=path, n=22, demonstrations=5, seed=1)
-    assert others != prompts
+    prompts_of_another_seed = il.load_task("mine", path=path, n=22, demonstrations=5, seed=1)
+    assert prompts_of_another_seed != prompts
     assert il.load_task(str(path), n=5) == il.load_task("mine", path, n=5), "a path is a name"
 
 
@@ -58,13 +62,18 @@ BUNDLED += ("next-item", "country-language", "capitalization", "verb-gerund", "a
 
 @pytest.mark.parametrize("name", BUNDLED)
 def test_bundled_pairs_fill_ten_shots(name):
-    """At least 40 pairs, each the query once; only the classes of animals may be shown with other animals."""
+    """At least 40 pairs, each the query once; only the classes of animals may be shown with other
+    animals.
+    """
     pairs = il.PairTask(name).pairs()
     assert len({source for source, _ in pairs}) == len(pairs) >= 40
     assert all(word == " ".join(word.split()) for pair in pairs for word in pair)
     prompts = il.load_task(name, n=len(pairs), demonstrations=10)
     assert {(prompt.query, prompt.answer) for prompt in prompts} == {*pairs}
-    assert all(len({one.text for one in prompt.demonstrations} | {prompt.query}) == 11 for prompt in prompts)
+    assert all(
+        len({demonstration.text for demonstration in prompt.demonstrations} | {prompt.query}) == 11
+        for prompt in prompts
+    )
     assert all(prompt.has_own_answer for prompt in prompts) == (name != "animal-class")
     assert f'"{name}"' in " ".join(str(il.PairTask.__doc__).split())
 
@@ -85,11 +94,15 @@ def test_columns_with_other_names_are_pairs_if_the_task_says_so(tmp_path):
 
 
 def test_shared_outputs_may_be_shown(tmp_path):
-    """Outputs that repeat are classes: a prompt that never showed the answer could not be solved."""
+    """Outputs that repeat are classes: a prompt that never showed the answer could not be
+    solved.
+    """
     pairs = [(f"text {i}", ("up", "down")[i % 2]) for i in range(12)]
     prompts = il.load_task("mine", path=write(tmp_path / "pairs.json", pairs), n=24, demonstrations=6)
     assert sum(prompt.has_own_answer for prompt in prompts) <= 4
-    assert all(prompt.query not in {one.text for one in prompt.demonstrations} for prompt in prompts)
+    assert all(
+        prompt.query not in {demonstration.text for demonstration in prompt.demonstrations} for prompt in prompts
+    )
     assert {prompt.labels for prompt in prompts} == {("down", "up")}
 
 
@@ -156,31 +169,31 @@ def hf_log_probs(run, batch, row):
 def test_each_prompt_has_its_own_choices(family_run, prompts, zero_shot):
     """Scores are those of plain code for every label, whatever other prompts the batch has."""
     run = family_run("gpt2")
-    shown = il.Prompt.parse("love : yes sad : no happy :", answer="yes")
+    with_shown_answer = il.Prompt.parse("love : yes sad : no happy :", answer="yes")
     free = il.Prompt([il.Demonstration("love", "yes"), il.Demonstration("sad", "no")], "", labels=("yes", "no"))
-    every = [*prompts, *zero_shot, shown, free]
-    batch = il.tokenize(run.model, every, prepend_bos=False)
+    all_prompts = [*prompts, *zero_shot, with_shown_answer, free]
+    batch = il.tokenize(run.model, all_prompts, prepend_bos=False)
     assert len(batch.labels) > 6
-    assert batch.labels == tuple(sorted({label for prompt in every for label in prompt.labels}))
+    assert batch.labels == tuple(sorted({label for prompt in all_prompts for label in prompt.labels}))
     scores, acts = il.score(run.model, batch), il.capture(run.model, batch)
     increases = il.head_log_prob_increase(acts[:8], batch[:8].answer_tokens)
     against = il.head_log_prob_increase(acts[:8], batch[:8].answer_tokens, against=batch[:8].other_label_tokens)
-    for row, prompt in enumerate(every):
+    for row, prompt in enumerate(all_prompts):
         expected = hf_log_probs(run, batch, row)
-        assert {label for label, own in zip(batch.labels, batch.label_mask[row], strict=True) if own} == {
+        assert {label for label, is_choice in zip(batch.labels, batch.label_mask[row], strict=True) if is_choice} == {
             *prompt.labels
         }
-        own = {label: expected[run.model.tokenizer.convert_tokens_to_ids(label)] for label in prompt.labels}
-        for label, value in own.items():
+        own_scores = {label: expected[run.model.tokenizer.convert_tokens_to_ids(label)] for label in prompt.labels}
+        for label, value in own_scores.items():
             assert_close(scores[row, batch.labels.index(label)], value.float().detach())
-        assert batch.labels[int(acts.predicted[row])] == max(own, key=lambda label: float(own[label]))
+        assert batch.labels[int(acts.predicted[row])] == max(own_scores, key=lambda label: float(own_scores[label]))
         alone = il.tokenize(run.model, prompt, prepend_bos=False)
         assert alone.labels == prompt.labels
-        one = il.capture(run.model, alone)
-        assert_close(one.label_log_probs[0], scores[row, [batch.labels.index(label) for label in alone.labels]])
+        acts_alone = il.capture(run.model, alone)
+        assert_close(acts_alone.label_log_probs[0], scores[row, [batch.labels.index(label) for label in alone.labels]])
         if prompt.answer is not None:
-            assert_close(il.head_log_prob_increase(one, alone.answer_tokens)[0], increases[row])
-            contrast = il.head_log_prob_increase(one, alone.answer_tokens, against=alone.other_label_tokens)
+            assert_close(il.head_log_prob_increase(acts_alone, alone.answer_tokens)[0], increases[row])
+            contrast = il.head_log_prob_increase(acts_alone, alone.answer_tokens, against=alone.other_label_tokens)
             assert_close(contrast[0], against[row])
 
 
@@ -195,10 +208,12 @@ def test_the_query_without_content_has_no_tokens(family_run):
 
 
 def test_labels_that_look_alike_are_compared_where_they_part_or_once(family_run):
-    """Two choices of one prompt share their first token; next to an answer of its own, they are one choice."""
+    """Two choices of one prompt share their first token; next to an answer of its own, they are one
+    choice.
+    """
     model = model_of("byte")
-    shown = [il.Demonstration("to", "food"), il.Demonstration("do", "foot"), il.Demonstration("go", "gone")]
-    clash = il.Prompt(shown, "see", "seen", ("food", "foot", "gone", "seen"))
+    demonstrations = [il.Demonstration("to", "food"), il.Demonstration("do", "foot"), il.Demonstration("go", "gone")]
+    clash = il.Prompt(demonstrations, "see", "seen", ("food", "foot", "gone", "seen"))
     clear = il.Prompt([il.Demonstration("be", "foot")], "see", "seen", ("foot", "seen"))
     batch = il.tokenize(model, [clear, clash])
     assert batch.answer_tokens.tolist() == [model.tokenizer(" s")["input_ids"][0]] * 2
@@ -206,17 +221,24 @@ def test_labels_that_look_alike_are_compared_where_they_part_or_once(family_run)
     # "gone" begins with the answer's first token, a space, and "foot" with that of "food".
     assert batch.label_mask[1].tolist() == [label in ("food", "seen") for label in batch.labels]
     # Labels of a prompt that shows its answer are compared, where they part.
-    assert il.tokenize(model, il.Prompt(shown, "see", "foot")).labels == ("foo…", "food", "foot", "gone")
+    assert il.tokenize(model, il.Prompt(demonstrations, "see", "foot")).labels == ("foo…", "food", "foot", "gone")
     # Two prompts may share tokens with each other.
-    other = il.Prompt([il.Demonstration("be", "food")], "see", "seen", ("food", "seen"))
-    pair = il.tokenize(model, [clear, other])
+    unclear = il.Prompt([il.Demonstration("be", "food")], "see", "seen", ("food", "seen"))
+    pair = il.tokenize(model, [clear, unclear])
     assert int(pair.label_tokens[pair.labels.index("food")]) == int(pair.label_tokens[pair.labels.index("foot")])
 
 
 def test_an_answer_of_its_own_is_compared_with_what_differs_from_it(gpt2):
-    """Contrast, effects and log-odds are those of the text with these tokens; "cat" is compared once."""
-    shown = [("love", "cat dog"), ("sad", "cat bar"), ("nine", "no yes"), ("two", "red")]
-    prompt = il.Prompt([il.Demonstration(*one) for one in shown], "one", "no", (*(label for _, label in shown), "no"))
+    """Contrast, effects and log-odds are those of the text with these tokens; "cat" is compared
+    once.
+    """
+    texts_and_labels = [("love", "cat dog"), ("sad", "cat bar"), ("nine", "no yes"), ("two", "red")]
+    prompt = il.Prompt(
+        [il.Demonstration(*text_and_label) for text_and_label in texts_and_labels],
+        "one",
+        "no",
+        (*(label for _, label in texts_and_labels), "no"),
+    )
     batch = il.tokenize(gpt2, [prompt], prepend_bos=False)
     plain = il.PromptBatch.from_tokens(
         batch.tokens.tolist(),
@@ -264,9 +286,9 @@ def test_the_advice_for_a_prompt_without_demonstrations_works(gpt2, zero_shot):
     with pytest.raises(InputError) as refused:
         il.explain(gpt2, zero_shot[1], k=2)
     call = str(refused.value).partition("with ")[2]
-    found = eval(call, {"il": il, "model": gpt2})
+    explanation = eval(call, {"il": il, "model": gpt2})
     batch = il.tokenize(gpt2, zero_shot[1:])
-    assert found.scores.log_probs[0] == pytest.approx(float(il.score(gpt2, batch)[0, 1]), abs=1e-4)
+    assert explanation.scores.log_probs[0] == pytest.approx(float(il.score(gpt2, batch)[0, 1]), abs=1e-4)
 
 
 def test_prompts_without_labels_are_refused():
@@ -278,7 +300,7 @@ def test_prompts_without_labels_are_refused():
 
 
 def shown_words(prompt):
-    return [one.label for one in prompt.demonstrations]
+    return [demonstration.label for demonstration in prompt.demonstrations]
 
 
 RULES = {
@@ -292,7 +314,8 @@ RULES = {
         prompt.answer if ord(prompt.query[-1]) % 2 or not prompt.demonstrations else shown_words(prompt)[-1]
     ),
 }
-# Accuracy as given, mismatched and without demonstrations; copied, copied from the last; what the model does.
+# Accuracy as given, mismatched and without demonstrations; copied, copied from the last; what the
+# model does.
 FOUND: dict[str, tuple[tuple[float, ...], tuple[float, float], tuple[str, ...]]] = {
     "knows": ((1, 1, 1), (0, 0), ("knows",)),
     "learns": ((1, 1, 0), (0, 0), ("learns",)),
@@ -319,22 +342,22 @@ def test_task_check_of_answers_by_a_rule(gpt2, tmp_path, monkeypatch, rule):
         return read(log_probs, torch.arange(len(batch)))[:, None]
 
     monkeypatch.setattr("icl_lens.analyses.pair_behavior.score", top_token)
-    found = il.task_check(gpt2, pairs, n=30)
+    check = il.task_check(gpt2, pairs, n=30)
     accuracies, copied, behaviors = FOUND[rule]
-    assert tuple(one.value for one in found.accuracy.values()) == accuracies
-    assert list(found.accuracy) == ["given", "mismatched", "none"]
-    assert (found.copied, found.copied_last) == copied
-    assert found.behaviors == behaviors
-    assert {name: effect.value for name, effect in found.effects.items()} == pytest.approx(
-        {name: float(name in behaviors) for name in found.effects}
+    assert tuple(interval.value for interval in check.accuracy.values()) == accuracies
+    assert list(check.accuracy) == ["given", "mismatched", "none"]
+    assert (check.copied, check.copied_last) == copied
+    assert check.behaviors == behaviors
+    assert {name: effect.value for name, effect in check.effects.items()} == pytest.approx(
+        {name: float(name in behaviors) for name in check.effects}
     )
     for name, sentence in SENTENCES.items():
-        assert (sentence in str(found)) == (name in behaviors)
-    assert ("not shown to do the task" in str(found)) == (not found.does_task)
-    assert ("is not shown to matter" in str(found)) == (rule == "learns")
-    assert found.does_task == (rule in ("learns", "maps"))
-    assert (found.shown, found.last_output, found.n_prompts, found.n_queries) == (0, 0, 30, 10)
-    assert found.accuracy["given"].low == pytest.approx(0.741 * accuracies[0], abs=1e-3), "of ten queries"
+        assert (sentence in str(check)) == (name in behaviors)
+    assert ("not shown to do the task" in str(check)) == (not check.does_task)
+    assert ("is not shown to matter" in str(check)) == (rule == "learns")
+    assert check.does_task == (rule in ("learns", "maps"))
+    assert (check.shown, check.last_output, check.n_prompts, check.n_queries) == (0, 0, 30, 10)
+    assert check.accuracy["given"].low == pytest.approx(0.741 * accuracies[0], abs=1e-3), "of ten queries"
 
 
 @pytest.mark.parametrize(("rule", "behaviors"), [("one word", ()), ("knows and copies", ("knows", "copies"))])
@@ -347,13 +370,13 @@ def test_task_check_of_pairs_counts_each_behavior_alone(gpt2, tmp_path, monkeypa
         return read(torch.eye(model.cfg.d_vocab)[ids].log(), torch.arange(len(batch)))[:, None]
 
     monkeypatch.setattr("icl_lens.analyses.pair_behavior.score", top_token)
-    found = il.task_check(gpt2, pairs, n=30)
-    assert found.behaviors == behaviors
-    assert (found.accuracy["given"].value > 0) == (found.accuracy["none"].value > 0)
-    assert found.effects["maps"].value == pytest.approx(0)
-    assert found.effects["learns"].value <= 0, "copying or saying one word is no learning"
-    assert found.effects["knows"].value == pytest.approx(float("knows" in behaviors))
-    assert not found.does_task
+    check = il.task_check(gpt2, pairs, n=30)
+    assert check.behaviors == behaviors
+    assert (check.accuracy["given"].value > 0) == (check.accuracy["none"].value > 0)
+    assert check.effects["maps"].value == pytest.approx(0)
+    assert check.effects["learns"].value <= 0, "copying or saying one word is no learning"
+    assert check.effects["knows"].value == pytest.approx(float("knows" in behaviors))
+    assert not check.does_task
 
 
 def test_task_check_of_classes_that_are_not_always_shown(gpt2, tmp_path, monkeypatch):
@@ -365,13 +388,13 @@ def test_task_check_of_classes_that_are_not_always_shown(gpt2, tmp_path, monkeyp
         [[model.tokenizer.convert_tokens_to_ids((shown_words(p) or ["the"])[-1])] for p in batch.prompts]
     )
     monkeypatch.setattr("icl_lens.analyses.pair_behavior.score", say_last)
-    found = il.task_check(gpt2, prompts)
+    check = il.task_check(gpt2, prompts)
     share = sum(shown_words(p)[-1] == p.answer for p in prompts) / len(prompts)
-    assert found.accuracy["given"].value == found.last_output == share > 0
-    assert found.copied_last == pytest.approx(1 - share)
-    assert found.shown == sum(p.answer in shown_words(p) for p in prompts) / len(prompts)
-    assert 0 < found.shown < 1
-    assert not found.does_task
+    assert check.accuracy["given"].value == check.last_output == share > 0
+    assert check.copied_last == pytest.approx(1 - share)
+    assert check.shown == sum(p.answer in shown_words(p) for p in prompts) / len(prompts)
+    assert 0 < check.shown < 1
+    assert not check.does_task
 
 
 def test_task_check_reads_the_most_probable_token_of_the_vocabulary(family_run):
@@ -379,27 +402,29 @@ def test_task_check_reads_the_most_probable_token_of_the_vocabulary(family_run):
     run = family_run("gpt2")
     prompts = []
     for number, (query, answer) in enumerate([*PAIRS, *PAIRS]):
-        shown = [pair for pair in PAIRS[number % 3 :: 3] if query not in pair][:3]
-        demonstrations = [il.Demonstration(*pair) for pair in shown]
+        demonstrated_pairs = [pair for pair in PAIRS[number % 3 :: 3] if query not in pair][:3]
+        demonstrations = [il.Demonstration(*pair) for pair in demonstrated_pairs]
         text = il.tokenize(run.model, il.Prompt(demonstrations, query), prepend_bos=False)
         top = run.model.tokenizer.convert_ids_to_tokens(int(hf_log_probs(run, text, 0).argmax()))
-        is_word = top.isalnum() and top not in {label for _, label in shown} | {query}
-        said = top if number % 2 and is_word else answer
-        prompts.append(il.Prompt(demonstrations, query, said, (*(label for _, label in shown), said)))
-    found = il.task_check(run.model, prompts, prepend_bos=False)
+        is_word = top.isalnum() and top not in {label for _, label in demonstrated_pairs} | {query}
+        answer_word = top if number % 2 and is_word else answer
+        prompts.append(
+            il.Prompt(demonstrations, query, answer_word, (*(label for _, label in demonstrated_pairs), answer_word))
+        )
+    check = il.task_check(run.model, prompts, prepend_bos=False)
     mismatched = []
     for prompt in prompts:  # each output has the input of the one before it in alphabetical order
         words = sorted(shown_words(prompt))
-        text_of = {one.label: one.text for one in prompt.demonstrations}
+        text_of = {demonstration.label: demonstration.text for demonstration in prompt.demonstrations}
         before = dict(zip(words, [words[-1], *words[:-1]], strict=True))
-        shown = [il.Demonstration(text_of[before[word]], word) for word in shown_words(prompt)]
-        mismatched.append(il.Prompt(shown, prompt.query, prompt.answer, prompt.labels))
+        demonstrated_pairs = [il.Demonstration(text_of[before[word]], word) for word in shown_words(prompt)]
+        mismatched.append(il.Prompt(demonstrated_pairs, prompt.query, prompt.answer, prompt.labels))
     none = [il.Prompt([], prompt.query, prompt.answer, prompt.labels) for prompt in prompts]
-    for name, own in (("given", prompts), ("mismatched", mismatched), ("none", none)):
-        batch = il.tokenize(run.model, own, prepend_bos=False)
-        top = [int(hf_log_probs(run, batch, row).argmax()) for row in range(len(own))]
+    for name, arranged_prompts in (("given", prompts), ("mismatched", mismatched), ("none", none)):
+        batch = il.tokenize(run.model, arranged_prompts, prepend_bos=False)
+        top = [int(hf_log_probs(run, batch, row).argmax()) for row in range(len(arranged_prompts))]
         right = torch.tensor(top) == batch.answer_tokens
-        assert found.accuracy[name].value == float(right.double().mean())
+        assert check.accuracy[name].value == float(right.double().mean())
         if name == "given":
             assert right.any()
             assert not right.all()
@@ -433,8 +458,8 @@ def test_commands_check_pairs_first(run, tiny, tmp_path):
     code, out, err = run("locate", "--path", path, *options)
     assert code == 0, err
     prompts = il.load_task(str(path), n=20, demonstrations=3)
-    sentence, said = str(il.task_check(il.load_model(str(tiny)), prompts)), " ".join(out.split())
-    assert said.index("First of 20 prompts:") < said.index(sentence) < said.index("mean increase")
+    sentence, printed = str(il.task_check(il.load_model(str(tiny)), prompts)), " ".join(out.split())
+    assert printed.index("First of 20 prompts:") < printed.index(sentence) < printed.index("mean increase")
     code, same, err = run("locate", "--task", path, *options)
     assert (code, same) == (0, out), err
     code, _, err = run("locate", "--task", "antonyms", "--columns", "a,b", *options)
@@ -443,7 +468,8 @@ def test_commands_check_pairs_first(run, tiny, tmp_path):
 
 
 HEAD = il.Head(1, 2)
-# What each function returns for every prompt; without `against`, contrasts compare with the outputs shown.
+# What each function returns for every prompt; without `against`, contrasts compare with the outputs
+# shown.
 BY_PROMPT = {
     "layers": lambda m, b: il.layer_log_prob_increase(il.capture(m, b), against=b.other_label_tokens).attn,
     "heads": lambda m, b: il.head_log_prob_increase(il.capture(m, b), against=b.other_label_tokens),
@@ -480,12 +506,12 @@ def test_prompts_of_pairs_have_the_numbers_they_have_alone(gpt2, prompts, name):
 def test_means_over_pairs_are_those_of_their_prompts(family_run, prompts):
     run = family_run("gpt2")
     model, batch = run.model, il.tokenize(run.model, prompts, prepend_bos=False)
-    shown = torch.stack([batch.label_tokens[row] for row in batch.label_index])
-    contrast = il.head_log_prob_increase(il.capture(model, batch), batch.answer_tokens, against=shown)
+    shown_outputs = torch.stack([batch.label_tokens[row] for row in batch.label_index])
+    contrast = il.head_log_prob_increase(il.capture(model, batch), batch.answer_tokens, against=shown_outputs)
     best = il.locate_heads(model, batch, k=3)
     assert_close(best.value, contrast.mean(0).flatten().topk(3).values)
     lost = il.locate_effects(model, batch).log_odds.mean
-    assert_close(lost.float(), il.head_effects(model, batch, against=shown).log_odds.mean(0))
+    assert_close(lost.float(), il.head_effects(model, batch, against=shown_outputs).log_odds.mean(0))
     vector = il.function_vector(model, heads=[HEAD], reference=batch)
     assert_close(
         vector, torch.stack([il.function_vector(model, heads=[HEAD], reference=batch[[i]]) for i in range(5)]).mean(0)
@@ -500,23 +526,29 @@ def test_means_over_pairs_are_those_of_their_prompts(family_run, prompts):
 
 
 def test_pairs_are_correct_if_the_answer_is_the_top_token_of_the_vocabulary(family_run, prompts):
-    """One of two answers is the best of the prompt's words, the other what plain code says comes next."""
+    """One of two answers is the best of the prompt's words, the other what plain code says comes
+    next.
+    """
     run = family_run("gpt2")
     rows, words = [], sorted({word for pair in PAIRS for word in pair})
     for prompt in prompts:
-        shown, batch = shown_words(prompt), il.tokenize(run.model, prompt, prepend_bos=False)
+        demonstrated_words, batch = shown_words(prompt), il.tokenize(run.model, prompt, prepend_bos=False)
         scores = hf_log_probs(run, batch, 0)
         top = run.model.tokenizer.convert_ids_to_tokens(int(scores.argmax()))
         best = max(words, key=lambda word: float(scores[run.model.tokenizer.convert_tokens_to_ids(word)].detach()))
-        for answer in {best, top} - {*shown}:
-            rows.append(il.Prompt(prompt.demonstrations, prompt.query, answer, (*dict.fromkeys(shown), answer)))
-    found = il.compare_models(run.model, run.model, rows, prepend_bos=False)
+        for answer in {best, top} - {*demonstrated_words}:
+            rows.append(
+                il.Prompt(prompt.demonstrations, prompt.query, answer, (*dict.fromkeys(demonstrated_words), answer))
+            )
+    comparison = il.compare_models(run.model, run.model, rows, prepend_bos=False)
     batch = il.tokenize(run.model, rows, prepend_bos=False)
     expected = [float(hf_log_probs(run, batch, row).argmax() == batch.answer_tokens[row]) for row in range(len(rows))]
-    assert found.a["accuracy"].tolist() == expected
+    assert comparison.a["accuracy"].tolist() == expected
     assert 0 < sum(expected) < len(expected)
     continued = il.generate(run.model, batch, max_new_tokens=1).tokens[0]
-    assert [float(one[0] == token) for one, token in zip(continued, batch.answer_tokens, strict=True)] == expected
+    assert [
+        float(top_tokens[0] == token) for top_tokens, token in zip(continued, batch.answer_tokens, strict=True)
+    ] == expected
 
 
 @pytest.mark.slow
@@ -525,11 +557,11 @@ def test_circuits_of_pairs_are_tested_edge_by_edge(gpt2, tmp_path):
     first, second = il.split_by_query(prompts, 8)
     edges = il.locate_circuit(gpt2, first, second, [HEAD], n_edges=50, n_random=3).to_frame()
     batch, reference = il.tokenize(gpt2, second), il.tokenize(gpt2, first)
-    some = [il.Edge(HEAD, *edges.loc[row, ["part", "writer", "role"]]) for row in (0, 1, len(edges) - 1)]
-    removed = [[], *([il.WithoutEdges([edge], reference=reference)] for edge in some)]
+    three_edges = [il.Edge(HEAD, *edges.loc[row, ["part", "writer", "role"]]) for row in (0, 1, len(edges) - 1)]
+    removed = [[], *([il.WithoutEdges([edge], reference=reference)] for edge in three_edges)]
     scores = il.score(gpt2, batch, removed).unbind(1)
-    odds = [il.metrics.label_log_odds(one, batch.answer, choices=batch.label_mask) for one in scores]
-    effects = [float((odds[0] - one).mean()) for one in odds[1:]]
+    odds = [il.metrics.label_log_odds(set_log_odds, batch.answer, choices=batch.label_mask) for set_log_odds in scores]
+    effects = [float((odds[0] - set_log_odds).mean()) for set_log_odds in odds[1:]]
     assert edges["effect"].iloc[[0, 1, -1]].tolist() == pytest.approx(effects, abs=1e-5)
     assert max(map(abs, effects)) > 1e-3
 

@@ -1,4 +1,6 @@
-"""Adapters of peft: passes follow them, weights are not read behind them, and positions of prompts are not shifted."""
+"""Adapters of peft: passes follow them, weights are not read behind them, and positions of prompts
+are not shifted.
+"""
 
 import copy
 

@@ -1,4 +1,6 @@
-"""Texts without demonstrations: any target, any position, and the same numbers as plain Hugging Face code."""
+"""Texts without demonstrations: any target, any position, and the same numbers as plain Hugging
+Face code.
+"""
 
 import warnings
 from contextlib import nullcontext
@@ -63,8 +65,8 @@ def test_answers_are_given_as_text_or_ids(pair):
     assert batch.against.tolist() == [[john, -1], [mary, 7]]
     everywhere = batch.at("all")
     assert [int(everywhere[everywhere.prompt_index == row].answer_tokens[-1]) for row in (0, 1)] == [mary, john]
-    some = il.tokenize(model, [il.Text(IOI), il.Text(IOI, answer=" Mary")])
-    assert (some.answer_tokens.tolist(), some.against) == ([-1, mary], None)
+    tokenized = il.tokenize(model, [il.Text(IOI), il.Text(IOI, answer=" Mary")])
+    assert (tokenized.answer_tokens.tolist(), tokenized.against) == ([-1, mary], None)
     with pytest.warns(UserWarning, match=r"' Maryto' has \d tokens, .* first, .*Mary'"):
         assert il.tokenize(model, il.Text(IOI, answer=" Maryto")).answer_tokens.tolist() == [mary]
     with warnings.catch_warnings():
@@ -204,12 +206,14 @@ def test_rows_of_a_prompt_share_a_pass_only_where_nothing_edits_the_model(gpt2):
         edited = il.capture(gpt2, batch)
         assert (edited.z[:, 1, 0] == 0).all()
         alone = [il.capture(gpt2, il.PromptBatch.from_tokens(batch.tokens[i : i + 1, : 2 * i + 2])) for i in range(3)]
-    for row, one in enumerate(alone):
-        assert_close(edited.resid_final[row], one.resid_final[0])
+    for row, row_alone in enumerate(alone):
+        assert_close(edited.resid_final[row], row_alone.resid_final[0])
 
 
 def test_positions_of_a_classification_prompt(gpt2, gpt2_batch):
-    """Rows have labels up to their end, an answer at the prompt's end only, and Hugging Face's log-probabilities."""
+    """Rows have labels up to their end, an answer at the prompt's end only, and Hugging Face's
+    log-probabilities.
+    """
     acts = il.capture(gpt2, gpt2_batch, positions=[2, 6, -1])
     rows = acts.batch
     assert rows.prompt_index.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
@@ -243,4 +247,4 @@ def test_white_space_of_tokens_is_visible(kind, names):
     batch = il.tokenize(model_of(kind), il.Text("love like\n"), prepend_bos=False)
     assert batch.token_names[0][:2] == names
     assert not any(set(name) & set(" \n") or not name for name in batch.token_names[0])
-    assert [name.strip("␣") for name in names] == [one.strip() for one in batch.token_strings[0][:2]]
+    assert [name.strip("␣") for name in names] == [token.strip() for token in batch.token_strings[0][:2]]

@@ -1,4 +1,6 @@
-"""Planted heads do what their roles say and cause the models' answers, which test_task_behavior.py tests."""
+"""Planted heads do what their roles say and cause the models' answers, which test_task_behavior.py
+tests.
+"""
 
 from collections.abc import Callable
 from functools import cache
@@ -44,15 +46,22 @@ def balanced(truth: Planted, *, demonstrations: int = 2) -> list[il.Prompt]:
 
 
 def with_counts(truth: Planted, true: int, false: int) -> list[il.Prompt]:
-    """Return prompts in random order with `true` demonstrations of the query's class and `false` of the other."""
+    """Return prompts in random order with `true` demonstrations of the query's class and `false` of
+    the other.
+    """
     prompts = []
     for prompt in balanced(truth, demonstrations=4):
-        left = [true if one.label == prompt.answer else false for one in prompt.demonstrations]
-        own = [
-            sum(d.label == one.label for d in prompt.demonstrations[:i]) for i, one in enumerate(prompt.demonstrations)
+        left = [true if demonstration.label == prompt.answer else false for demonstration in prompt.demonstrations]
+        n_before = [
+            sum(d.label == demonstration.label for d in prompt.demonstrations[:i])
+            for i, demonstration in enumerate(prompt.demonstrations)
         ]
-        shown = [one for one, most, before in zip(prompt.demonstrations, left, own, strict=True) if before < most]
-        prompts.append(il.Prompt(shown, prompt.query, prompt.answer, prompt.labels))
+        demonstrations = [
+            demonstration
+            for demonstration, most, before in zip(prompt.demonstrations, left, n_before, strict=True)
+            if before < most
+        ]
+        prompts.append(il.Prompt(demonstrations, prompt.query, prompt.answer, prompt.labels))
     return prompts
 
 
@@ -79,16 +88,20 @@ def answers(model: Any, prompts: list[il.Prompt]) -> Answers:
 
 def noise_like(truth: Planted, heads: tuple[il.Head, ...]) -> list[il.Head]:
     """Return the same number of heads of the same layers that are noise."""
-    used = {head for own in truth.heads.values() for head in own}
-    chosen: list[il.Head] = []
+    used = {head for heads_of_role in truth.heads.values() for head in heads_of_role}
+    noise_heads: list[il.Head] = []
     for head in heads:
-        others = (il.Head(head.layer, index) for index in range(8))
-        chosen.append(next(other for other in others if other not in used and other not in chosen))
-    return chosen
+        candidates = (il.Head(head.layer, index) for index in range(8))
+        noise_heads.append(
+            next(candidate for candidate in candidates if candidate not in used and candidate not in noise_heads)
+        )
+    return noise_heads
 
 
 def share_on_true(acts: il.Activations, heads: list[il.Head] | tuple[il.Head, ...]) -> list[float]:
-    """Return the share of each head's attention to labels that is on labels of the query's class, over all prompts."""
+    """Return the share of each head's attention to labels that is on labels of the query's class,
+    over all prompts.
+    """
     attention = acts.attention_to_labels()
     is_true = (acts.batch.label_index == acts.batch.answer[:, None])[:, None, None]
     share = (attention * is_true).sum((0, -1)) / attention.sum((0, -1))
@@ -111,8 +124,8 @@ def test_majority_follows_the_counts(planted):
 def test_lookup_does_without_demonstrations(planted):
     truth, model = planted("lookup")
     prompts = [prompt for swapped in (False, True) for prompt in task(truth, swapped=swapped, labels=NATURAL)]
-    shown = [il.Demonstration("iron", "number"), il.Demonstration("tennis", "sentiment")]
-    unrelated = [il.Prompt(shown, prompt.query, prompt.answer) for prompt in prompts]
+    demonstrations = [il.Demonstration("iron", "number"), il.Demonstration("tennis", "sentiment")]
+    unrelated = [il.Prompt(demonstrations, prompt.query, prompt.answer) for prompt in prompts]
     assert answers(model, unrelated).accuracy >= 0.95
     with il.ablate_heads(model, truth.heads["mover"]):
         assert answers(model, unrelated).accuracy < 0.75
@@ -182,31 +195,33 @@ def test_same_seed_same_files_and_same_noise_in_all_kinds(planted, tmp_path):
     for name in ("model.safetensors", "words.json", "tokenizer.json", "config.json"):
         assert (truth.folder / name).read_bytes() == (again.folder / name).read_bytes()
     weights = {kind: load_file(planted(kind)[0].folder / "model.safetensors") for kind in KINDS}
-    for kind, own in weights.items():
-        assert {tensor.dtype for tensor in own.values()} == {torch.float32}
+    for kind, tensors in weights.items():
+        assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
         for layer in (0, 7):
             for name in ("attn.c_attn.weight", "mlp.c_fc.weight"):
                 key = f"transformer.h.{layer}.{name}"
-                assert torch.equal(own[key], weights["two-tower"][key]), kind
+                assert torch.equal(tensors[key], weights["two-tower"][key]), kind
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["hidden", pytest.param("removed", marks=pytest.mark.slow)])
 def test_demonstrations_help_as_planted(planted, way: str) -> None:
-    """Of the query's class where texts are compared, the last one, by their label alone, or not at all."""
+    """Of the query's class where texts are compared, the last one, by their label alone, or not at
+    all.
+    """
     means = {}
     for kind in ("two-tower", "last-label", "majority", "lookup"):
         truth, model = planted(kind)
-        found = il.demonstration_effects(model, il.tokenize(model, balanced(truth)), ways=[way])
-        means[kind] = found.by_place().set_index(["place", "demonstrations"])["mean"]
+        effects = il.demonstration_effects(model, il.tokenize(model, balanced(truth)), ways=[way])
+        means[kind] = effects.by_place().set_index(["place", "demonstrations"])["mean"]
     for place in range(1, 5):
         assert means["two-tower"][place, "answer"] > 0.3
         assert means["two-tower"][place, "other"] < 0.1
         assert means["majority"][place, "answer"] > 1.5
         assert means["majority"][place, "other"] < -1.5
-        assert max(abs(means["lookup"][place, one]) for one in ("answer", "other")) < 0.1
+        assert max(abs(means["lookup"][place, class_of_query]) for class_of_query in ("answer", "other")) < 0.1
         if place < 4:
-            assert max(abs(means["last-label"][place, one]) for one in ("answer", "other")) < 0.1
+            assert max(abs(means["last-label"][place, class_of_query]) for class_of_query in ("answer", "other")) < 0.1
     assert means["last-label"][4, "answer"] > 5
     assert means["last-label"][4, "other"] < -5
     if way == "hidden":  # two demonstrations of a class replace each other; labels that are equally frequent cancel

@@ -277,7 +277,9 @@ def rgba(png):
     "name", ["heads", *(pytest.param(name, marks=pytest.mark.slow) for name in ("layers", "top_heads", "attention"))]
 )
 def test_a_notebook_shows_figures_on_any_background(monkeypatch, name):
-    """In a notebook, the background is transparent and no opaque ink is near black or white; files do not change."""
+    """In a notebook, the background is transparent and no opaque ink is near black or white; files
+    do not change.
+    """
     explanation = ex.made()
     if name == "attention":
         rows = [(head, which, 0.4, 0.2, 0.5) for head in NAMES for which in (True, False)]

@@ -1,4 +1,6 @@
-"""TransformerBridge in compatibility mode, weights processed or not: what stays, and what moves by a known amount."""
+"""TransformerBridge in compatibility mode, weights processed or not: what stays, and what moves by
+a known amount.
+"""
 
 from functools import cache
 
@@ -17,7 +19,9 @@ MODES = {"processed": {"no_processing": False}, "unprocessed": {"no_processing":
 
 @pytest.fixture(scope="module")
 def run(family_folder, family_run):
-    """(model, batch, activations, Hugging Face twin in float64) of a family in one mode, computed once."""
+    """(model, batch, activations, Hugging Face twin in float64) of a family in one mode, computed
+    once.
+    """
 
     @cache
     def get(name, mode):
@@ -33,7 +37,9 @@ def run(family_folder, family_run):
 @pytest.mark.parametrize("name", PROCESSED_EXACT)
 @pytest.mark.parametrize("mode", MODES)
 def test_increases_agree_with_hugging_face(run, name, mode):
-    """Those of layers and neurons as on raw weights; heads and subheads lose the constant part of processed values."""
+    """Those of layers and neurons as on raw weights; heads and subheads lose the constant part of
+    processed values.
+    """
     _, batch, acts, hf = run(name, mode)
     conventions = against_hf.CONVENTIONS[: None if mode == "processed" else 1]
     against_hf.check_increases(acts, batch, hf, folded=mode == "processed", conventions=conventions)
@@ -41,7 +47,9 @@ def test_increases_agree_with_hugging_face(run, name, mode):
 
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "neox", "qwen2", "opt"])
 def test_the_constant_part_is_there_to_be_missed(run, name):
-    """In families with biased values, or a shift in the norm before attention, heads do differ from raw ones."""
+    """In families with biased values, or a shift in the norm before attention, heads do differ from
+    raw ones.
+    """
     _, batch, acts, hf = run(name, "processed")
     with pytest.raises(AssertionError, match="heads of prompt 0"):
         against_hf.check_increases(acts, batch, hf, folded=False)
@@ -58,7 +66,9 @@ def test_search_caches_and_ablation_agree_with_hugging_face(run, name, mode):
 
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa", "qwen3"])
 def test_processed_projections_are_raw_ones_without_constants(run, load_tiny, name):
-    """Label values lose κ, last queries are times the gain of the norm before attention; LayerNorm centers both."""
+    """Label values lose κ, last queries are times the gain of the norm before attention; LayerNorm
+    centers both.
+    """
     _, batch, acts, hf = run(name, "processed")
     raw = il.capture(load_tiny(name), batch)
     block = load_tiny(name).blocks[1]

@@ -1,4 +1,6 @@
-"""Progress bars of long computations: when they appear, that there is one at a time, and how to switch them off."""
+"""Progress bars of long computations: when they appear, that there is one at a time, and how to
+switch them off.
+"""
 
 import inspect
 import io
@@ -56,7 +58,9 @@ def test_loops_below_a_function_with_progress_show_no_bar_of_their_own():
 
 
 def test_explain_and_scores_say_how_far_they_are(gpt2, gpt2_batch, monkeypatch):
-    """All steps of an explanation are counted, and all scores of sets in every way that they run."""
+    """All steps of an explanation are counted, and all scores of sets in every way that they
+    run.
+    """
     stages = []
     options = {"k": 2, "n_ablated": 1, "n_random": 1, "prepend_bos": False}
     prompt = il.Prompt.parse("love : bar eight : foo one :", answer="foo")

@@ -113,13 +113,18 @@ def test_labels_before_texts_are_asked_at_the_end():
         (Template("L: {label}|T: {text}", "T: {text}|L:", "\n"), "L: bar|T: love\nL: foo|T: a two\nT: one|L:", " "),
         (Template("{label}|{text}", "{text}|", "\n"), "bar|love\nfoo|a two\none|", ""),
     ):
-        for found, answer in ((template.render(prompt), ()), (template.continuation(prompt, "foo"), ("foo",))):
-            assert found.text == text + "".join(gap + one for one in answer)
-            read = [found.text[slice(*span)] for span in (*found.label_spans, *found.text_spans, found.query_span)]
+        for rendered, answer in ((template.render(prompt), ()), (template.continuation(prompt, "foo"), ("foo",))):
+            assert rendered.text == text + "".join(gap + part_of_answer for part_of_answer in answer)
+            read = [
+                rendered.text[slice(*span)]
+                for span in (*rendered.label_spans, *rendered.text_spans, rendered.query_span)
+            ]
             assert read == ["bar", "foo", *answer, "love", "a two", "one"]
-            assert [found.text[start:].split(template.separator or " ")[0] for start in found.starts][:2] == [
-                template.demonstration.format(text=one.text, label=one.label).split(template.separator or " ")[0]
-                for one in prompt.demonstrations
+            assert [rendered.text[start:].split(template.separator or " ")[0] for start in rendered.starts][:2] == [
+                template.demonstration.format(text=part_of_answer.text, label=part_of_answer.label).split(
+                    template.separator or " "
+                )[0]
+                for part_of_answer in prompt.demonstrations
             ]
         assert template.gap == gap
 

@@ -1,4 +1,6 @@
-"""The metric of a head and what it copies, against the model's own attention and slow code on its own weights."""
+"""The metric of a head and what it copies, against the model's own attention and slow code on its
+own weights.
+"""
 
 import math
 from typing import Any
@@ -16,13 +18,15 @@ LAST = -1
 
 @pytest.mark.parametrize("family", ["gpt2", "gptj", "llama_gqa", "qwen2", "gemma2", "neox"])
 def test_the_matrix_is_what_is_bilinear_in_the_scores(family, load_tiny):
-    """Scores of normed inputs differ from the bilinear form by terms that depend on one of the two only."""
+    """Scores of normed inputs differ from the bilinear form by terms that depend on one of the two
+    only.
+    """
     model = load_tiny(family)
     metric = il.query_key_metric(model, (1, 3), distance=3 if family in ("gptj", "neox") else None)
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(4, metric.matrix.shape[0], generator=generator) for _ in range(2))
-    rest = metric.scores(x, y) - metric.inputs(x) @ metric.matrix @ metric.inputs(y).T
-    crossed = rest - rest.mean(0) - rest.mean(1, keepdim=True) + rest.mean()
+    remainder = metric.scores(x, y) - metric.inputs(x) @ metric.matrix @ metric.inputs(y).T
+    crossed = remainder - remainder.mean(0) - remainder.mean(1, keepdim=True) + remainder.mean()
     assert_close(crossed, torch.zeros_like(crossed))
     assert metric.scores(x, y).std() > 0.05
 
@@ -79,7 +83,9 @@ LABELS = ("foo", "bar")
 
 @pytest.fixture(scope="module")
 def made(family_folder):
-    """Tiny GPT-2 whose head L0H0 distinguishes words of kinds 0 and 1 and writes the label that it reads."""
+    """Tiny GPT-2 whose head L0H0 distinguishes words of kinds 0 and 1 and writes the label that it
+    reads.
+    """
     folder = family_folder("gpt2")
     model: Any = il.load_model(str(folder), device="cpu")
     ids = [model.tokenizer.encode(" " + word, add_special_tokens=False)[LAST] for word in (*WORDS, *LABELS)]
@@ -111,11 +117,11 @@ def test_a_head_made_to_compare_retrieves_every_word_of_its_kind(made):
     same = kind[:, None] == kind
     alone = torch.eye(8, dtype=torch.bool)
     metric = il.query_key_metric(model, (0, 0))
-    found = metric.scores(x, x).masked_fill(alone, -math.inf)
-    assert precision_at_1(found, same) == 1.0
-    assert auroc(found[~alone], same[~alone]) == 1.0
-    others = [metric.with_random_rotation(seed=seed).scores(x, x) for seed in range(40)]
-    mean = sum(auroc(other[~alone], same[~alone]) for other in others) / len(others)
+    scores = metric.scores(x, x).masked_fill(alone, -math.inf)
+    assert precision_at_1(scores, same) == 1.0
+    assert auroc(scores[~alone], same[~alone]) == 1.0
+    rotated_scores = [metric.with_random_rotation(seed=seed).scores(x, x) for seed in range(40)]
+    mean = sum(auroc(rotated[~alone], same[~alone]) for rotated in rotated_scores) / len(rotated_scores)
     assert 0.3 < mean < 0.7
 
 
@@ -127,7 +133,9 @@ def test_a_head_made_to_copy_has_a_score_of_one(made):
 
 
 def test_a_head_that_likes_one_label_copies_nothing():
-    """It writes the first label most, whatever it reads, and does not write a label more when it reads that label."""
+    """It writes the first label most, whatever it reads, and does not write a label more when it
+    reads that label.
+    """
     logits = torch.tensor([[5.0, 0.0], [5.1, 0.0]])
     copying = il.results.HeadCopying(torch.tensor([0, 1]), logits)
     assert copying.copy_score == 0.5
@@ -143,13 +151,13 @@ def test_copying_reads_tokens_as_the_first_layer_does(family, load_tiny, family_
         x = hf(torch.tensor(tokens)[:, None], output_hidden_states=True).hidden_states[0][:, 0]
         if family == "gpt2":
             x = x - hf.transformer.wpe.weight[0]
-    found, expected = il.head_copying(model, (0, 1), tokens), il.head_copying(model, (0, 1), tokens, inputs=x)
-    assert_close(found.logits, expected.logits)
+    copying, expected = il.head_copying(model, (0, 1), tokens), il.head_copying(model, (0, 1), tokens, inputs=x)
+    assert_close(copying.logits, expected.logits)
     if family == "bloom":
         unnormed = il.head_copying(model, (0, 1), tokens, inputs=hf.transformer.word_embeddings.weight[tokens].detach())
-        assert (found.logits - unnormed.logits).abs().max() > 0.05
+        assert (copying.logits - unnormed.logits).abs().max() > 0.05
     with model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", lambda x, hook: 2 * x + 1)]):
-        assert torch.equal(il.head_copying(model, (0, 1), tokens).logits, found.logits)
+        assert torch.equal(il.head_copying(model, (0, 1), tokens).logits, copying.logits)
 
 
 # The yardsticks.
@@ -168,8 +176,8 @@ def test_auroc_is_the_share_of_pairs():
 
 
 def test_precision_counts_ties_by_their_share():
-    found = torch.tensor([[2.0, 2.0, 1.0], [0.0, 5.0, -math.inf]])
+    scores = torch.tensor([[2.0, 2.0, 1.0], [0.0, 5.0, -math.inf]])
     same = torch.tensor([[True, False, True], [False, True, False]])
-    assert precision_at_1(found, same) == 0.75
+    assert precision_at_1(scores, same) == 0.75
     with pytest.raises(il.InputError, match="query 0 has no finite score"):
         precision_at_1(torch.full((1, 2), -math.inf), torch.ones(1, 2, dtype=torch.bool))

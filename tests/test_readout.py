@@ -1,4 +1,6 @@
-"""The readout against the norm written out, its pull-back against autograd, ranks and words by hand."""
+"""The readout against the norm written out, its pull-back against autograd, ranks and words by
+hand.
+"""
 
 import pytest
 import torch
@@ -58,7 +60,9 @@ def test_half_precision_weights_are_read_out_in_float32(half, monkeypatch):
 
 
 def test_ranks_and_words_by_hand():
-    """With the identity as unembedding and no centering, a vector's largest entry is its top token."""
+    """With the identity as unembedding and no centering, a vector's largest entry is its top
+    token.
+    """
     readout = Readout(
         W_U=torch.eye(4),
         b_U=torch.tensor([0.0, 0.0, 0.0, 9.0]),
@@ -82,8 +86,8 @@ def test_ranks_and_words_by_hand():
 
 def test_ranks_do_not_depend_on_the_convention():
     x, tokens = vectors(3), torch.tensor([1, 2, 3])
-    frozen, own = (make().using(final_norm=norm, bias=True) for norm in ("frozen", "own"))
-    assert torch.equal(frozen.ranks(x, tokens), own.ranks(x, tokens))
+    frozen, with_own_norm = (make().using(final_norm=norm, bias=True) for norm in ("frozen", "own"))
+    assert torch.equal(frozen.ranks(x, tokens), with_own_norm.ranks(x, tokens))
     scores = frozen.using(final_norm="own", bias=False).logits(x)
     by_logits = 1 + (scores > scores.gather(1, tokens[:, None])).sum(1)
     assert torch.equal(frozen.ranks(x, tokens), by_logits)
@@ -106,19 +110,19 @@ def test_only_planted_directions_stand_out():
     random = torch.randn(400, 48, generator=torch.Generator().manual_seed(4))
     vectors, tokens = torch.cat([planted, 100 * random, torch.zeros(1, 48)]), torch.full((404,), -1)
     tokens[:4] = torch.tensor([5, 640, 640, 0])
-    found = readout.describe(vectors, tokens, k=2)
-    assert [names[0] for names in found.tokens[:3]] == ["t5", "t77", "t640"]
-    assert found.tokens == readout.top_tokens(vectors, 2)
-    assert torch.equal(found.ranks[:4], readout.ranks(vectors[:4], tokens[:4]))
-    assert found.ranks[4:].tolist() == [0] * 400
-    assert (found.standouts[:3] > 3 * MIN_STANDOUT).all()
-    assert 0.005 < (found.standouts[3:-1] > MIN_STANDOUT).double().mean() < 0.09
-    assert found.standouts[3:-1].mean().abs() < 0.5
-    assert found.standouts[-1] < -MIN_STANDOUT
-    assert_close(readout.describe(0.01 * vectors, tokens).standouts, found.standouts)
+    descriptions = readout.describe(vectors, tokens, k=2)
+    assert [names[0] for names in descriptions.tokens[:3]] == ["t5", "t77", "t640"]
+    assert descriptions.tokens == readout.top_tokens(vectors, 2)
+    assert torch.equal(descriptions.ranks[:4], readout.ranks(vectors[:4], tokens[:4]))
+    assert descriptions.ranks[4:].tolist() == [0] * 400
+    assert (descriptions.standouts[:3] > 3 * MIN_STANDOUT).all()
+    assert 0.005 < (descriptions.standouts[3:-1] > MIN_STANDOUT).double().mean() < 0.09
+    assert descriptions.standouts[3:-1].mean().abs() < 0.5
+    assert descriptions.standouts[-1] < -MIN_STANDOUT
+    assert_close(readout.describe(0.01 * vectors, tokens).standouts, descriptions.standouts)
     # A token that is not shown cannot make a vector stand out.
     hidden = readout.describe(planted, tokens[:3], keep=lambda name: name not in ("t5", "t77", "t640"))
-    assert (hidden.standouts < found.standouts[:3] - MIN_STANDOUT).all()
+    assert (hidden.standouts < descriptions.standouts[:3] - MIN_STANDOUT).all()
     assert all("t5" not in names for names in hidden.tokens)
 
 

@@ -21,10 +21,11 @@ REFERENCES = ["families", "tolerance", *sorted(path.stem for path in SUPPORT.glo
 
 
 def _model_reads(model: PreTrainedModel, vectors: Tensor) -> Tensor:
-    """Return the log-probabilities [n, vocab] that the model itself reads from residual vectors [n, d_model].
+    """Return the log-probabilities [n, vocab] that the model itself reads from residual vectors [n,
+    d_model].
 
-    The vectors take the place of the final norm's input in a real forward pass, so norm, unembedding,
-    multipliers and soft-caps are the model's, each vector with its own scale.
+    The vectors take the place of the final norm's input in a real forward pass, so norm,
+    unembedding, multipliers and soft-caps are the model's, each vector with its own scale.
     """
     norm = model.get_submodule(reference_hf._WIRING[model.config.model_type].final_norm)
     with norm.register_forward_pre_hook(lambda module, args: (vectors[None],)), torch.no_grad():
@@ -36,23 +37,25 @@ def _model_reads(model: PreTrainedModel, vectors: Tensor) -> Tensor:
 def test_parts_add_up_and_are_read_as_the_model_reads_them(float64, name):
     """With each vector's own scale, the model itself reads the vectors, without any formula."""
     model = families.build(name, dtype=torch.float64)
-    found = reference_hf.Reference(model, TOKENS)
+    reference = reference_hf.Reference(model, TOKENS)
     with torch.no_grad():
-        assert_close(found.log_probs, torch.log_softmax(model(TOKENS[None]).logits[0, -1], dim=-1))
-    assert_close(found.subhead_outputs.sum(2), found.head_outputs)
-    assert_close(found.head_outputs.sum(1) + found.attn_bias, found.attn_out)
+        assert_close(reference.log_probs, torch.log_softmax(model(TOKENS[None]).logits[0, -1], dim=-1))
+    assert_close(reference.subhead_outputs.sum(2), reference.head_outputs)
+    assert_close(reference.head_outputs.sum(1) + reference.attn_bias, reference.attn_out)
     neurons = None
     if name not in families.MIXTURES:
-        neurons = torch.stack([found.neuron_outputs(layer) for layer in range(families.N_LAYERS)])
-        assert_close(neurons.sum(1) + found.ffn_bias, found.ffn_out)
-    assert_close(found.x + found.attn_out + found.ffn_out, torch.cat([found.x[1:], found.final[None]]))
+        neurons = torch.stack([reference.neuron_outputs(layer) for layer in range(families.N_LAYERS)])
+        assert_close(neurons.sum(1) + reference.ffn_bias, reference.ffn_out)
+    assert_close(
+        reference.x + reference.attn_out + reference.ffn_out, torch.cat([reference.x[1:], reference.final[None]])
+    )
 
-    mid = found.x if _ffn_ignores_attention(model) else found.x + found.attn_out
+    mid = reference.x if _ffn_ignores_attention(model) else reference.x + reference.attn_out
     for part, base, added in [
-        ("attn", found.x, found.attn_out),
-        ("ffn", mid, found.ffn_out),
-        ("heads", found.x, found.head_outputs),
-        ("subheads", found.x, found.subhead_outputs),
+        ("attn", reference.x, reference.attn_out),
+        ("ffn", mid, reference.ffn_out),
+        ("heads", reference.x, reference.head_outputs),
+        ("subheads", reference.x, reference.subhead_outputs),
         ("neurons", mid, neurons),
     ]:
         if added is None:  # neurons of a mixture of experts
@@ -63,7 +66,7 @@ def test_parts_add_up_and_are_read_as_the_model_reads_them(float64, name):
         for against in ([], [7], [7, 12]):
             score = read[:, TARGET] - (read[:, against].exp().sum(-1).log() if against else 0)
             expected = (score[len(score) // 2 :] - score[: len(score) // 2]).reshape(added.shape[:-1])
-            assert_close(found.increase(part, TARGET, against, final_norm="own"), expected, msg=part)
+            assert_close(reference.increase(part, TARGET, against, final_norm="own"), expected, msg=part)
 
 
 def _ffn_ignores_attention(model: PreTrainedModel) -> bool:
@@ -76,16 +79,18 @@ def _ffn_ignores_attention(model: PreTrainedModel) -> bool:
 
 @pytest.mark.parametrize("name", ["gptj", "llama_gqa", "gemma2"])
 def test_frozen_increases_written_out(float64, name):
-    """GPT-J: centering and b_U. Llama: a root mean square. Gemma-2: gain 1 + w, logits capped at 4."""
+    """GPT-J: centering and b_U. Llama: a root mean square. Gemma-2: gain 1 + w, logits capped at
+    4.
+    """
     model = families.build(name, dtype=torch.float64)
-    found, weights = reference_hf.Reference(model, TOKENS), model.state_dict()
+    reference, weights = reference_hf.Reference(model, TOKENS), model.state_dict()
     norm, shift, b_U = "model.norm", 0.0, 0.0
     if name == "gptj":
         norm, shift, b_U = "transformer.ln_f", weights["transformer.ln_f.bias"], weights["lm_head.bias"]
     gain = weights[f"{norm}.weight"] + (name == "gemma2")
 
     def log_prob(y: Tensor, bias: bool) -> Tensor:
-        final = found.final
+        final = reference.final
         if name == "gptj":
             y, final = y - y.mean(), final - final.mean()
         normed = y / (final.pow(2).mean() + (1e-5 if name == "gptj" else 1e-6)).sqrt() * gain
@@ -95,12 +100,12 @@ def test_frozen_increases_written_out(float64, name):
         return torch.log_softmax(logits, dim=-1)[TARGET]
 
     for bias, layer in product((True, False), range(families.N_LAYERS)):
-        x, attn_out, ffn_out = found.x[layer], found.attn_out[layer], found.ffn_out[layer]
+        x, attn_out, ffn_out = reference.x[layer], reference.attn_out[layer], reference.ffn_out[layer]
         mid = x if name == "gptj" else x + attn_out
-        attn, ffn, heads = (found.increase(part, TARGET, bias=bias)[layer] for part in ("attn", "ffn", "heads"))
+        attn, ffn, heads = (reference.increase(part, TARGET, bias=bias)[layer] for part in ("attn", "ffn", "heads"))
         assert_close(attn, log_prob(x + attn_out, bias) - log_prob(x, bias))
         assert_close(ffn, log_prob(mid + ffn_out, bias) - log_prob(mid, bias))
-        for head, output in enumerate(found.head_outputs[layer]):
+        for head, output in enumerate(reference.head_outputs[layer]):
             assert_close(heads[head], log_prob(x + output, bias) - log_prob(x, bias))
 
 
@@ -122,7 +127,9 @@ def test_post_norm_opt_is_refused():
 
 @pytest.mark.parametrize("name", sorted(READ))
 def test_tiny_models_hide_nothing(name):
-    """Biases are not zero, gains not one, attention and predictions neither uniform nor saturated."""
+    """Biases are not zero, gains not one, attention and predictions neither uniform nor
+    saturated.
+    """
     model = families.build(name)
     for path, parameter in model.named_parameters():
         if path.endswith("bias"):

@@ -107,22 +107,22 @@ FIRST = {
 """The first columns of each table."""
 
 HEADLINE = {
-    "Explanation": lambda found: f"{found.heads[0].head} {found.heads[0].scores['contrast']:+.3f}",
-    "Comparison": lambda found: f"{found.to_frame()['change'][0]:+.3f}",
-    "ModelComparison": lambda found: f"{found.a['accuracy'].mean():.1%} of 8 prompts correctly",
-    "TwoTowers": lambda found: found.verdict,
-    "LayerIncreases": lambda found: f"{found.attn.mean(0)[0]:+.3f}",
-    "ScoreParts": lambda found: f"{found.query_side.flatten(0, 1).mean(0).abs().max():.3f}",
-    "ScoreContrast": lambda found: f"{found.value.mean():+.3f}",
-    "ValueParts": lambda found: f"{found.parts.sum(1).mean(0).abs().max():.3f}",
-    "HeadEffects": lambda found: f"{found.log_odds.mean(0).max():+.3f}",
-    "DemonstrationEffects": lambda found: f"{found.whole_log_odds.mean(0)[0]:+.3f}",
-    "Generations": lambda found: found.texts[0][0],
-    "VectorGains": lambda found: f"{found.to_frame()['gain'].max():+.3f}",
-    "SaliencyFlow": lambda found: f"{found.text_to_label.mean(0)[0]:.2e}",
-    "ControlledAblation": lambda found: f"{found.interval('heads', 'accuracy').value:.1%}",
-    "MeanScoreParts": lambda found: found.sentence(found.heads[0]),
-    "RepeatedTokenScores": lambda found: f"{found.induction.max():.3f}",
+    "Explanation": lambda saved: f"{saved.heads[0].head} {saved.heads[0].scores['contrast']:+.3f}",
+    "Comparison": lambda saved: f"{saved.to_frame()['change'][0]:+.3f}",
+    "ModelComparison": lambda saved: f"{saved.a['accuracy'].mean():.1%} of 8 prompts correctly",
+    "TwoTowers": lambda saved: saved.verdict,
+    "LayerIncreases": lambda saved: f"{saved.attn.mean(0)[0]:+.3f}",
+    "ScoreParts": lambda saved: f"{saved.query_side.flatten(0, 1).mean(0).abs().max():.3f}",
+    "ScoreContrast": lambda saved: f"{saved.value.mean():+.3f}",
+    "ValueParts": lambda saved: f"{saved.parts.sum(1).mean(0).abs().max():.3f}",
+    "HeadEffects": lambda saved: f"{saved.log_odds.mean(0).max():+.3f}",
+    "DemonstrationEffects": lambda saved: f"{saved.whole_log_odds.mean(0)[0]:+.3f}",
+    "Generations": lambda saved: saved.texts[0][0],
+    "VectorGains": lambda saved: f"{saved.to_frame()['gain'].max():+.3f}",
+    "SaliencyFlow": lambda saved: f"{saved.text_to_label.mean(0)[0]:.2e}",
+    "ControlledAblation": lambda saved: f"{saved.interval('heads', 'accuracy').value:.1%}",
+    "MeanScoreParts": lambda saved: saved.sentence(saved.heads[0]),
+    "RepeatedTokenScores": lambda saved: f"{saved.induction.max():.3f}",
     "TaskCheck": str,
     "PairCheck": str,
 }
@@ -134,42 +134,51 @@ def made(icl_mini):
     return Made(icl_mini)
 
 
-def same(one, other) -> bool:
-    """Whether two values are equal to the last bit, and of the same types; a tuple equals a list."""
-    if isinstance(one, torch.Tensor):
-        one, other = (value.as_subclass(torch.Tensor) for value in (one, other))
-        values = one.nan_to_num(7), other.nan_to_num(7)
-        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*values)
-    if isinstance(one, (tuple, list)):
-        return isinstance(other, (tuple, list)) and len(one) == len(other) and all(map(same, one, other))
-    if type(one) is not type(other):
+def same(ours, theirs) -> bool:
+    """Whether two values are equal to the last bit, and of the same types; a tuple equals a
+    list.
+    """
+    if isinstance(ours, torch.Tensor):
+        ours, theirs = (value.as_subclass(torch.Tensor) for value in (ours, theirs))
+        values = ours.nan_to_num(7), theirs.nan_to_num(7)
+        return ours.dtype == theirs.dtype and ours.shape == theirs.shape and torch.equal(*values)
+    if isinstance(ours, (tuple, list)):
+        return isinstance(theirs, (tuple, list)) and len(ours) == len(theirs) and all(map(same, ours, theirs))
+    if type(ours) is not type(theirs):
         return False
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
-    if isinstance(one, pd.DataFrame):
-        pd.testing.assert_frame_equal(one, other, check_exact=True)
+    if isinstance(ours, np.ndarray):
+        return ours.dtype == theirs.dtype and np.array_equal(ours, theirs, equal_nan=ours.dtype.kind == "f")
+    if isinstance(ours, pd.DataFrame):
+        pd.testing.assert_frame_equal(ours, theirs, check_exact=True)
         return True
-    if is_dataclass(one):
-        return all(same(getattr(one, field.name), getattr(other, field.name)) for field in fields(one))
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(value, other[name]) for name, value in one.items())
-    return one == other or one != one
+    if is_dataclass(ours):
+        return all(same(getattr(ours, field.name), getattr(theirs, field.name)) for field in fields(ours))
+    if isinstance(ours, dict):
+        return list(ours) == list(theirs) and all(same(value, theirs[name]) for name, value in ours.items())
+    return ours == theirs or ours != ours
 
 
 def test_all_public_results_are_tested():
     named = {name: getattr(il.results, name) for name in il.results.__all__}
-    public = {name for name, one in named.items() if inspect.isclass(one) and issubclass(one, Displayed)}
-    assert not any(inspect.isclass(one := getattr(il, name)) and issubclass(one, Displayed) for name in il.__all__)
+    public = {
+        name
+        for name, public_object in named.items()
+        if inspect.isclass(public_object) and issubclass(public_object, Displayed)
+    }
+    assert not any(
+        inspect.isclass(public_class := getattr(il, name)) and issubclass(public_class, Displayed)
+        for name in il.__all__
+    )
     assert public == set(MAKE) == set(FIRST)
 
 
 @pytest.mark.parametrize("name", MAKE)
 def test_the_columns_that_matter_come_first_and_print_says_the_headline(made, name):
-    found = made.get(name)
-    frame, text = found.to_frame(), repr(found)
+    displayed = made.get(name)
+    frame, text = displayed.to_frame(), repr(displayed)
     assert list(frame.columns)[: len(FIRST[name])] == FIRST[name]
     numbers = frame.select_dtypes("floating")
-    assert HEADLINE.get(name, lambda found: f"{numbers.iloc[0, 0]:+.3f}".lstrip("+"))(found) in text.replace("−", "-")
+    assert HEADLINE.get(name, lambda _: f"{numbers.iloc[0, 0]:+.3f}".lstrip("+"))(displayed) in text.replace("−", "-")
     assert len(text) < 8000
 
 
@@ -181,64 +190,66 @@ PAGES_OF_THEIR_OWN = {
     "ControlledAblation": ("log_odds", "{:+.2f}".format),
     "Circuit": ("effect", "{:+.3f}".format),
 }
-"""A column of the table, and how the page writes its values; other pages show the cells that `print` shows."""
+"""A column of the table, and how the page writes its values; other pages show the cells that
+`print` shows.
+"""
 
 
 @pytest.mark.parametrize("name", MAKE)
 def test_pages_and_inline_output_have_the_numbers(made, name, tmp_path):
-    found = made.get(name)
-    page, inline = found.to_html(), found._repr_html_()
+    displayed = made.get(name)
+    page, inline = displayed.to_html(), displayed._repr_html_()
     assert page.startswith("<!doctype html>")
-    assert found.to_html(tmp_path / "page.html") is None
+    assert displayed.to_html(tmp_path / "page.html") is None
     assert (tmp_path / "page.html").read_text() == page
     text = html.unescape(re.sub("<[^>]*>", " ", page)).replace("\N{MINUS SIGN}", "-")
     if name in PAGES_OF_THEIR_OWN:
         column, form = PAGES_OF_THEIR_OWN[name]
-        frame = found.to_frame()
+        frame = displayed.to_frame()
         values = frame[column] if column in frame else frame.index.to_series()
         largest = values.nlargest(3) if form is not str else values.head(3)
         assert all(form(value) in text for value in largest)
     else:
-        cells = [cell.replace("\N{MINUS SIGN}", "-") for row in found.to_view().sections[0].texts() for cell in row]
+        cells = [cell.replace("\N{MINUS SIGN}", "-") for row in displayed.to_view().sections[0].texts() for cell in row]
         assert all(" ".join(cell.split()) in " ".join(text.split()) for cell in cells)
-    if type(found) in views.PAGES or found.to_view().sentences:
+    if type(displayed) in views.PAGES or displayed.to_view().sentences:
         assert "icl-lens-twin" in inline
     else:
-        shown = html.unescape(re.sub("<[^>]*>", " ", inline))
-        assert all(cell in shown for row in found.to_view().sections[0].texts() for cell in row)
+        inline_text = html.unescape(re.sub("<[^>]*>", " ", inline))
+        assert all(cell in inline_text for row in displayed.to_view().sections[0].texts() for cell in row)
         assert inline.startswith("<table>")
         assert "<script" not in inline
         assert "style>" not in inline
-    assert all(figure.axes for figure in found.figures.values())
+    assert all(figure.axes for figure in displayed.figures.values())
 
 
 @pytest.mark.parametrize("name", [name for name in MAKE if issubclass(getattr(il.results, name), Result)])
 def test_a_result_comes_back_from_its_file_and_other_files_are_refused(made, name, tmp_path):
-    found, path = made.get(name), tmp_path / "result.json"
-    found.save(path)
+    saved, path = made.get(name), tmp_path / "result.json"
+    saved.save(path)
     again = il.results.load(path)
-    assert same(found, again)
-    assert repr(again) == repr(found)
-    assert again.to_html() == found.to_html()
+    assert same(saved, again)
+    assert repr(again) == repr(saved)
+    assert again.to_html() == saved.to_html()
     state = json.loads(path.read_text(), parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
     assert {"icl-lens", "torch"} <= state["versions"].keys()
-    first = fields(type(found))[0].name
+    first = fields(type(saved))[0].name
     for change, message in [
-        ({"version": 99}, rf"must be {found.version}, got 99; load it with the icl-lens version that it lists"),
+        ({"version": 99}, rf"must be {saved.version}, got 99; load it with the icl-lens version that it lists"),
         ({"format": "icl-lens other"}, f"is not a saved {name}; pass a file written by {name}.save"),
         ({first: {"no": "such"}}, f"(?s)is damaged .*; pass a file written by {name}.save"),
     ]:
         path.write_text(json.dumps(state | change))
         with pytest.raises(il.InputError, match=message):
-            type(found).load(path)
+            type(saved).load(path)
     path.write_text('{"format": "icl-lens other"}')
     with pytest.raises(il.InputError, match="is not a saved result; pass a file"):
         il.results.load(path)
     path.write_text("{")
     with pytest.raises(il.InputError, match="not valid JSON"):
-        type(found).load(path)
+        type(saved).load(path)
     with pytest.raises(il.InputError, match="cannot read"):
-        type(found).load(tmp_path / "missing.json")
+        type(saved).load(tmp_path / "missing.json")
 
 
 WRONG = [None, "x", "NaN", "-Infinity", [], {}, [[]], True, -1, 0.5, 10**400, 1e308, "float128", "L99H99"]
@@ -260,7 +271,9 @@ def at(value, path):
 
 
 def mutated(text, rng):
-    """Return a file with one value removed, replaced, doubled or exchanged for another, or with its end cut off."""
+    """Return a file with one value removed, replaced, doubled or exchanged for another, or with its
+    end cut off.
+    """
     if rng.random() < 0.1:
         return text[: rng.randrange(len(text))]
     state = json.loads(text)
@@ -275,8 +288,8 @@ def mutated(text, rng):
     elif kind == "replace":
         holder[key] = rng.choice(WRONG)
     elif kind == "exchange":
-        other = at(state, second[:-1])
-        holder[key], other[second[-1]] = other[second[-1]], holder[key]
+        second_holder = at(state, second[:-1])
+        holder[key], second_holder[second[-1]] = second_holder[second[-1]], holder[key]
     elif isinstance(holder, list):
         holder.insert(key, holder[key])
     return json.dumps(state)

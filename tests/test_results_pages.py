@@ -1,4 +1,6 @@
-"""The pages of results: every number in a sentence is in one of the page's tables, which the docs build inserts."""
+"""The pages of results: every number in a sentence is in one of the page's tables, which the docs
+build inserts.
+"""
 
 import re
 from pathlib import Path
@@ -13,7 +15,9 @@ NUMBER = re.compile(r"[−-]?\d+\.\d+")
 
 
 def prose(page):
-    """The page's sentences: without tables, code, figures, what the paper says, and what is folded."""
+    """The page's sentences: without tables, code, figures, what the paper says, and what is
+    folded.
+    """
     text = re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
     text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     lines = [line for line in text.splitlines() if not line.startswith(("|", "!["))]
@@ -26,10 +30,12 @@ def numbers_in(texts):
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_numbers_in_sentences_are_in_the_tables(path):
-    shown = numbers_in(cell for lines in csv_tables.tables(path) for line in lines for cell in line)
+    table_numbers = numbers_in(cell for lines in csv_tables.tables(path) for line in lines for cell in line)
     cited = numbers_in([prose(path.read_text(encoding="utf-8"))])
     assert cited, "the page says no number"
-    assert cited <= shown, f"{path.name} says numbers that its tables do not have: {sorted(cited - shown)}"
+    assert cited <= table_numbers, (
+        f"{path.name} says numbers that its tables do not have: {sorted(cited - table_numbers)}"
+    )
 
 
 def test_a_number_that_no_table_has_is_reported(tmp_path):

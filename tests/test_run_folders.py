@@ -1,4 +1,6 @@
-"""Folders of runs: nothing stale is used, what is there is read, and what cannot be is said in one sentence."""
+"""Folders of runs: nothing stale is used, what is there is read, and what cannot be is said in one
+sentence.
+"""
 
 import errno
 import json
@@ -43,7 +45,9 @@ def assert_same(located, whole):
 
 @pytest.fixture
 def read_only(monkeypatch):
-    """A disk on which nothing can be created, as the superuser, who may write everywhere, sees it too."""
+    """A disk on which nothing can be created, as the superuser, who may write everywhere, sees it
+    too.
+    """
 
     def refuse(*args, **kwargs):
         raise OSError(errno.EROFS, "Read-only file system")

@@ -1,4 +1,6 @@
-"""Saliency of attention edges, and its flow from texts to labels to the end, against Hugging Face and autograd."""
+"""Saliency of attention edges, and its flow from texts to labels to the end, against Hugging Face
+and autograd.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,6 @@
-"""Scores of families that rotate, norm, clip, scale or share out attention in their own way, against transformers."""
+"""Scores of families that rotate, norm, clip, scale or share out attention in their own way,
+against transformers.
+"""
 
 import html
 import io
@@ -58,7 +60,9 @@ ROTATED = [kind for kind in KINDS if not kind.startswith("norms of every head")]
 
 @pytest.fixture(scope="module")
 def tiny_of(tmp_path_factory: pytest.TempPathFactory):
-    """Return a function that builds a random model of a kind: (Hugging Face model, the same in the package)."""
+    """Return a function that builds a random model of a kind: (Hugging Face model, the same in the
+    package).
+    """
 
     @cache
     def build(kind: str) -> tuple[Any, Any]:
@@ -79,7 +83,9 @@ def tiny_of(tmp_path_factory: pytest.TempPathFactory):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ROTATED)
 def test_scores_are_the_logarithm_of_transformers_attention(kind, tiny_of):
-    """In the first layer, whose inputs transformers returns in every family, and in the last one."""
+    """In the first layer, whose inputs transformers returns in every family, and in the last
+    one.
+    """
     hf, model = tiny_of(kind)
     view, ids = ModelView.of(model), families.tokenizer()(TEXT)["input_ids"]
     with torch.no_grad():
@@ -89,10 +95,10 @@ def test_scores_are_the_logarithm_of_transformers_attention(kind, tiny_of):
         last = len(x) - 1
         keys = [key for key in (0, 1, last // 2, last - 3, last - 1, last) if attention[key] > 1e-30]  # in the window
         metrics = [il.query_key_metric(view, (layer, head), distance=last - key) for key in keys]
-        found = torch.cat([one.scores(x[last:], x[[key]])[0] for key, one in zip(keys, metrics, strict=True)])
+        scores = torch.cat([metric.scores(x[last:], x[[key]])[0] for key, metric in zip(keys, metrics, strict=True)])
         expected = attention[keys].log()
         assert expected.std() > 0.1
-        assert_close(found - found.mean(), expected - expected.mean())
+        assert_close(scores - scores.mean(), expected - expected.mean())
 
 
 @pytest.mark.parametrize("wrong", ["pairs", "scale", "sinks", "rotates_whole_heads"])
@@ -103,9 +109,14 @@ def test_scores_that_differ_from_the_models_attention_are_refused(wrong, tiny_of
     read = attention_scores.attention_scoring
 
     def misread(view: ModelView, layer: int) -> attention_scores.AttentionScoring:
-        own = read(view, layer)
-        changed = {"pairs": "adjacent", "scale": own.scale * 1.05, "sinks": None, "rotates_whole_heads": False}
-        return own._replace(**{wrong: changed[wrong]})
+        position_scheme = read(view, layer)
+        changed = {
+            "pairs": "adjacent",
+            "scale": position_scheme.scale * 1.05,
+            "sinks": None,
+            "rotates_whole_heads": False,
+        }
+        return position_scheme._replace(**{wrong: changed[wrong]})
 
     monkeypatch.setattr(attention_scores, "attention_scoring", misread)
     for use in (
@@ -128,17 +139,17 @@ def test_a_section_that_a_family_does_not_support_is_left_out_and_named(kind, ti
         model, il.Prompt.parse(f"{TEXT} :", answer="no"), prepend_bos=False, k=3, n_ablated=2, n_random=3
     )
     reason = f"the query and key norm of {type(hf).__name__} is not supported"
-    sections = [one.section for one in explanation.left_out]
+    sections = [section.section for section in explanation.left_out]
     assert sections == [
         "attention scores without positions",
         "why heads attend where they do",
         "top words of queries",
     ]
-    assert all(reason in one.reason for one in explanation.left_out)
+    assert all(reason in section.reason for section in explanation.left_out)
     console = Console(file=io.StringIO(), width=1000)
     console.print(explanation)
-    for shown in (console.file.getvalue(), html.unescape(explanation.to_html()), explanation._repr_html_()):
-        assert all(f"Left out: {section}. Reason: {reason}" in shown for section in sections)
+    for page_text in (console.file.getvalue(), html.unescape(explanation.to_html()), explanation._repr_html_()):
+        assert all(f"Left out: {section}. Reason: {reason}" in page_text for section in sections)
     assert "<b>Query</b>" not in explanation.to_html()
     assert set(explanation.to_frame("words")["kind"]) == {"value", "key"}
     explanation.save(tmp_path / "explanation.json")

@@ -1,4 +1,6 @@
-"""Score parts and value parts: exact sums in every family, and equal to independent derivatives and hooked passes."""
+"""Score parts and value parts: exact sums in every family, and equal to independent derivatives and
+hooked passes.
+"""
 
 from functools import cache
 
@@ -29,7 +31,9 @@ def captured(load_tiny):
 
 
 def test_first_order_value_parts_are_the_derivative_of_the_increase(captured):
-    """By increase, parts sum to the difference quotient of the increase of a small multiple of the subhead."""
+    """By increase, parts sum to the difference quotient of the increase of a small multiple of the
+    subhead.
+    """
     _, batch, acts = captured("llama_gqa")
     head, step = il.Head(LAYER, 1), 1e-3
     assert il.value_parts(acts, head).is_exact, "by contrast"
@@ -69,8 +73,8 @@ def test_contrasts_between_groups_of_keys(captured):
     same = parts.of_label(batch.answer)
     why = parts.contrast(same)
     scores = parts.scores
-    other = ~same & (parts.positions >= 0)
-    expected = (scores * same).sum(1) / same.sum(1) - (scores * other).sum(1) / other.sum(1)
+    other_labels = ~same & (parts.positions >= 0)
+    expected = (scores * same).sum(1) / same.sum(1) - (scores * other_labels).sum(1) / other_labels.sum(1)
     scale = float(why.pairs.abs().max())
     for total in (why.value, why.query_side.sum(-1), why.key_side.sum(-1), why.pairs.sum((1, 2))):
         assert_close(total, expected, scale=scale)
@@ -93,8 +97,8 @@ def test_writers_from_a_cache_and_for_chosen_positions(gpt2, gpt2_batch):
     assert_close(ours.key_side, theirs.key_side, scale=float(ours.key_side.abs().max()))
     with pytest.raises(il.InputError, match="position 1; capture"):
         il.attention_score_parts(captured, "L2H1", keys=[1])
-    chosen = il.capture(gpt2, gpt2_batch, writers=[0, 1])
-    assert il.attention_score_parts(chosen, "L2H1", keys=[0, 1]).scores.shape == (3, 2)
+    acts_at_positions = il.capture(gpt2, gpt2_batch, writers=[0, 1])
+    assert il.attention_score_parts(acts_at_positions, "L2H1", keys=[0, 1]).scores.shape == (3, 2)
     with pytest.raises(il.InputError, match="writers=True"):
         il.attention_score_parts(il.capture(gpt2, gpt2_batch), "L2H1")
 
@@ -138,21 +142,21 @@ def test_parts_without_kept_vectors_are_those_with_them(captured, monkeypatch, n
     _, batch, acts = captured(name)
     monkeypatch.setattr(writers.Writers, "_few_rows", 1000)
     with_vectors = acts.to("cpu")
-    kept = il.attention_score_parts(with_vectors, "L2H1")
+    score_parts = il.attention_score_parts(with_vectors, "L2H1")
     assert "_vectors" in vars(with_vectors.writers)
-    before = kept.pattern_without("key", norm="recomputed")
+    before = score_parts.pattern_without("key", norm="recomputed")
     monkeypatch.setattr(writers.Writers, "_few_rows", n_few)
     monkeypatch.setattr(writers, "WRITER_BYTES", 1)
     fresh = acts.to("cpu")
     new = il.attention_score_parts(fresh, "L2H1")
     assert_close(new.pattern_without("key", norm="recomputed"), before, scale=8.0)
-    scale = float(kept.query_parts.norm(dim=-1).amax() * kept.key_parts.norm(dim=-1).amax())
-    assert_close(new.key_side, kept.key_side, scale=scale)
-    assert_close(new.query_side, kept.query_side, scale=scale)
-    for writer in kept.writers:  # the vectors of one writer alone are the same
+    scale = float(score_parts.query_parts.norm(dim=-1).amax() * score_parts.key_parts.norm(dim=-1).amax())
+    assert_close(new.key_side, score_parts.key_side, scale=scale)
+    assert_close(new.query_side, score_parts.query_side, scale=scale)
+    for writer in score_parts.writers:  # the vectors of one writer alone are the same
         rows = acts.writers.rows_at(batch.last[:, None])[:, 0]
         matrix = torch.eye(acts.view.d_model)
-        all_at_once = fresh.writers.split(rows, LAYER, matrix)[:, kept.writers.index(writer)]
+        all_at_once = fresh.writers.split(rows, LAYER, matrix)[:, score_parts.writers.index(writer)]
         assert_close(acts.writers.written(rows, LAYER, writer), all_at_once, scale=float(all_at_once.abs().max()))
     assert "_vectors" not in vars(fresh.writers)
 
@@ -163,8 +167,8 @@ def test_long_prompts_keep_no_attention_of_every_label(icl_mini):
     def bytes_per_token(n):
         demonstrations = [il.Demonstration("love", ("foo", "bar")[i % 2]) for i in range(n)]
         batch = il.tokenize(icl_mini, [il.Prompt(demonstrations, query="one", answer="foo")])
-        kept = vars(il.capture(icl_mini, batch, writers=True).writers)
-        tensors = [value for value in kept.values() if isinstance(value, torch.Tensor)]
+        writer_fields = vars(il.capture(icl_mini, batch, writers=True).writers)
+        tensors = [value for value in writer_fields.values() if isinstance(value, torch.Tensor)]
         return sum(value.numel() * value.element_size() for value in tensors) / batch.tokens.shape[1]
 
     assert bytes_per_token(40) < 1.1 * bytes_per_token(10)

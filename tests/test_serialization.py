@@ -1,4 +1,6 @@
-"""Captures load from disk unchanged, for the same weights only; no file is half-written; digests are stable."""
+"""Captures load from disk unchanged, for the same weights only; no file is half-written; digests
+are stable.
+"""
 
 import copy
 import json
@@ -76,15 +78,15 @@ def test_other_models_and_weights_are_refused(gpt2, gpt2_acts, load_tiny, tmp_pa
 
 
 def test_files_that_are_none_are_refused(gpt2, gpt2_acts, tmp_path):
-    missing, other, older, newer = (tmp_path / name for name in ("missing", "other", "older", "newer"))
-    save_file({"a": torch.ones(1)}, other)
+    missing, other_file, older, newer = (tmp_path / name for name in ("missing", "other", "older", "newer"))
+    save_file({"a": torch.ones(1)}, other_file)
     serialization.write_tensors(older, "activations", 1, {"a": torch.ones(1)}, {})
     serialization.write_tensors(newer, "activations", 99, {"a": torch.ones(1)}, {})
     (tmp_path / "text").write_text("no tensors")
     for path, message in [
         (missing, "cannot read"),
         (tmp_path / "text", "cannot read"),
-        (other, "must hold activations"),
+        (other_file, "must hold activations"),
         (older, "must be 3, got 1"),
         (newer, "got 99"),
     ]:
@@ -168,8 +170,8 @@ def test_digests_of_weights_change_with_values_names_and_shapes():
     changed = TENSORS | {"a": TENSORS["a"] + 1e-3}
     renamed = {"c": TENSORS["b"], "a": TENSORS["a"]}
     turned = TENSORS | {"b": TENSORS["b"].reshape(30, 50)}
-    found = {weights_digest(tensors) for tensors in (TENSORS, changed, renamed, turned)}
-    assert len(found) == 4
+    digests = {weights_digest(tensors) for tensors in (TENSORS, changed, renamed, turned)}
+    assert len(digests) == 4
     assert weights_digest(dict(reversed(TENSORS.items()))) == weights_digest(TENSORS)
 
 
@@ -185,8 +187,8 @@ def test_digests_of_prompts_change_with_words_order_and_answer(gpt2):
     digest = prompts_digest(il.tokenize(gpt2, prompts))
     assert digest == prompts_digest(il.tokenize(gpt2, prompts))
     assert digest != prompts_digest(il.tokenize(gpt2, prompts[::-1]))
-    other = [prompts[0], il.Prompt.parse("love : bar one : foo two :", answer="bar")]
-    assert digest != prompts_digest(il.tokenize(gpt2, other)), "the same words, asked for another answer"
+    with_other_answer = [prompts[0], il.Prompt.parse("love : bar one : foo two :", answer="bar")]
+    assert digest != prompts_digest(il.tokenize(gpt2, with_other_answer)), "the same words, asked for another answer"
     # Padding is not part of a prompt.
     longer = il.tokenize(gpt2, [*prompts, il.Prompt.parse("cat dog the a : foo the : bar a :", answer="foo")])
     assert prompts_digest(longer[:2]) == digest
@@ -196,12 +198,12 @@ def damaged(tensors, metadata, rng):
     """Return tensors and metadata of a file with one of them changed."""
     tensors, metadata = dict(tensors), copy.deepcopy(metadata)
     kind = rng.choice(["zeros", "exchange", "remove", "dtype", "cut", "not finite", "metadata", "large"])
-    name, other = rng.sample(sorted(tensors), 2)
+    name, second_name = rng.sample(sorted(tensors), 2)
     tensor = tensors[name]
     if kind == "zeros":
         tensors[name] = torch.zeros(1)
     elif kind == "exchange":
-        tensors[name], tensors[other] = tensors[other], tensor
+        tensors[name], tensors[second_name] = tensors[second_name], tensor
     elif kind == "remove":
         del tensors[name]
     elif kind == "dtype":
@@ -252,7 +254,9 @@ def test_damaged_files_are_refused_or_load_as_they_were(gpt2, gpt2_acts, tmp_pat
 
 
 def test_tensors_of_one_zero_are_refused(gpt2, gpt2_acts, tmp_path):
-    """Files of earlier versions have no digest, so shapes are compared with the model and the batch."""
+    """Files of earlier versions have no digest, so shapes are compared with the model and the
+    batch.
+    """
     path = tmp_path / "acts.safetensors"
     gpt2_acts.save(path)
     with safe_open(path, framework="pt") as file:

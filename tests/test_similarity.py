@@ -1,4 +1,6 @@
-"""Similarity of a prompt's queries and labels' keys: against the model's own scores; as a figure, element and page."""
+"""Similarity of a prompt's queries and labels' keys: against the model's own scores; as a figure,
+element and page.
+"""
 
 import math
 import re
@@ -73,7 +75,9 @@ def test_an_explanation_holds_it_for_every_located_head(gpt2: Any) -> None:
 
 
 def matching(scores: Any) -> float:
-    """Return how much higher columns score in rows of their own label, by definition, for the answer 'foo'."""
+    """Return how much higher columns score in rows of their own label, by definition, for the
+    answer 'foo'.
+    """
     x, asked = np.array(scores), np.array([0, 0, 1, 1, 1])  # bar, bar, foo, foo, and the answer
     x = x - x.mean(1, keepdims=True)
     columns = []

@@ -1,4 +1,6 @@
-"""SmolLM2-135M-Instruct with 4-bit weights, a real model: its numbers agree with transformers and the reference."""
+"""SmolLM2-135M-Instruct with 4-bit weights, a real model: its numbers agree with transformers and
+the reference.
+"""
 
 import shutil
 import warnings
@@ -28,7 +30,9 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """The named model, converted into a cache of the module's own, which is deleted again: it takes half a gigabyte."""
+    """The named model, converted into a cache of the module's own, which is deleted again: it takes
+    half a gigabyte.
+    """
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
@@ -79,52 +83,58 @@ def references(hf, acts):
 
 
 def test_heads_agree_with_the_reference(acts, references):
-    """Increases of the answer, and its contrast with the other label, of all 270 heads on every prompt."""
+    """Increases of the answer, and its contrast with the other label, of all 270 heads on every
+    prompt.
+    """
     increases = il.head_log_prob_increase(acts, acts.batch.answer_tokens)
     contrasts = il.head_log_prob_increase(acts, acts.batch.answer_tokens, against=acts.batch.other_label_tokens)
     for i, reference in enumerate(references):
-        answer, other = int(acts.batch.answer_tokens[i]), int(acts.batch.other_label_tokens[i])
+        answer, other_label = int(acts.batch.answer_tokens[i]), int(acts.batch.other_label_tokens[i])
         expected = reference.increase("heads", answer)
         assert (increases[i] - expected).abs().max() <= ATOL
-        assert (contrasts[i] - reference.increase("heads", answer, [other])).abs().max() <= ATOL
+        assert (contrasts[i] - reference.increase("heads", answer, [other_label])).abs().max() <= ATOL
         assert expected.abs().max() > 100 * ATOL
 
 
 def test_certified_parts_are_the_largest_of_all(acts, references):
     """All parts of four prompts, 30 layers times 9 heads times every position, by the reference."""
-    found = il.top_subheads(acts, k=K, by="increase")
-    assert found.certified
+    parts = il.top_subheads(acts, k=K, by="increase")
+    assert parts.certified
     for i in range(4):
         everything = references[i].increase("subheads", int(acts.batch.answer_tokens[i]))
-        places = everything[found.layer[i], found.head[i], found.position[i]]
-        assert (found.value[i] - places).abs().max() <= ATOL
-        assert (found.value[i] - everything.flatten().topk(K).values).abs().max() <= ATOL
-        assert found.n_exact[i] < found.n_parts[i] == everything.numel()  # most are left out by their bounds
+        places = everything[parts.layer[i], parts.head[i], parts.position[i]]
+        assert (parts.value[i] - places).abs().max() <= ATOL
+        assert (parts.value[i] - everything.flatten().topk(K).values).abs().max() <= ATOL
+        assert parts.n_exact[i] < parts.n_parts[i] == everything.numel()  # most are left out by their bounds
 
 
 def test_the_keys_of_induction_heads_come_from_a_previous_token_head(model):
-    """On random tokens shown twice, for the four heads that attend most to the token after the earlier occurrence."""
+    """On random tokens shown twice, for the four heads that attend most to the token after the
+    earlier occurrence.
+    """
     ids = torch.randint(200, 20000, (24, 20), generator=torch.Generator().manual_seed(0))
     batch = il.PromptBatch.from_tokens(torch.cat([ids, ids[:, :6]], dim=1), model=model, targets=ids[:, 6])
     follows = il.capture(model, batch).pattern[..., 6].mean(0)  # after the earlier copy of the last token
     previous = il.repeated_token_scores(model).previous_token
     heads = [il.Head.from_index(int(index), follows.shape[1]) for index in follows.flatten().topk(4).indices]
     assert min(float(follows[head]) for head in heads) > 0.5
-    found = il.head_to_head_effects(model, batch, heads, part="k", at=6)
+    edge_effects = il.head_to_head_effects(model, batch, heads, part="k", at=6)
     for number, head in enumerate(heads):
-        effects = found.log_prob[:, number].mean(0)
-        writer = il.Head.parse(found.writers[int(effects.argmax())])
+        effects = edge_effects.log_prob[:, number].mean(0)
+        writer = il.Head.parse(edge_effects.writers[int(effects.argmax())])
         assert previous[writer] > 0.5, f"{writer} → {head}"
         assert effects.max() > 0.1
 
 
 def test_the_queries_of_name_movers_come_from_heads_that_attend_to_the_second_subject(model):
-    """Indirect-object identification (Wang et al. 2022): movers attend to the name that S-inhibition heads spare."""
+    """Indirect-object identification (Wang et al. 2022): movers attend to the name that
+    S-inhibition heads spare.
+    """
     names, texts = ["Mary", "John", "Tom", "Anna", "James", "Paul"], []
-    for number, (other, subject) in enumerate(permutations(names, 2)):
-        first, second = (other, subject) if number % 2 else (subject, other)
+    for number, (object_name, subject) in enumerate(permutations(names, 2)):
+        first, second = (object_name, subject) if number % 2 else (subject, object_name)
         text = f"When {first} and {second} went to the store, {subject} gave a drink to"
-        texts.append(il.Text(text, answer=f" {other}", against=f" {subject}"))
+        texts.append(il.Text(text, answer=f" {object_name}", against=f" {subject}"))
     batch = il.tokenize(model, texts)
     acts, rows = il.capture(model, batch), torch.arange(len(batch))
     at = {
@@ -138,10 +148,10 @@ def test_the_queries_of_name_movers_come_from_heads_that_attend_to_the_second_su
     increase = il.head_log_prob_increase(acts, batch.answer_tokens, against=batch.against).mean(0)
     movers = [head for head in acts.view.heads() if attention["object"][head] > 0.4 and increase[head] > 0.3]
     assert movers
-    found = il.head_to_head_effects(model, batch, movers, part="q", against=batch.against)
+    edge_effects = il.head_to_head_effects(model, batch, movers, part="q", against=batch.against)
     for number, mover in enumerate(movers):
-        effects = found.log_odds[:, number].mean(0)
-        writer = il.Head.parse(found.writers[int(effects.argmax())])
+        effects = edge_effects.log_odds[:, number].mean(0)
+        writer = il.Head.parse(edge_effects.writers[int(effects.argmax())])
         assert effects.max() > 0.1, mover
         assert attention["subject"][writer] > 0.4, f"{writer} → {mover}"
 

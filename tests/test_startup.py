@@ -1,4 +1,6 @@
-"""`import icl_lens` and the command line's help load nothing heavy; types and completion see every public name."""
+"""`import icl_lens` and the command line's help load nothing heavy; types and completion see every
+public name.
+"""
 
 import subprocess
 import sys

@@ -1,6 +1,8 @@
-"""Every public function that takes a model, on a family of each kind: alone = in a batch = in pieces = after others.
+"""Every public function that takes a model, on a family of each kind: alone = in a batch = in
+pieces = after others.
 
-Within a kind, families take turns; `test_sweep_numbers` runs every function on every family, in a batch.
+Within a kind, families take turns; `test_sweep_numbers` runs every function on every family, in a
+batch.
 """
 
 import inspect
@@ -34,7 +36,9 @@ def test_no_function_that_takes_a_model_is_forgotten() -> None:
 
 @pytest.fixture(scope="module")
 def results(load_tiny) -> Any:
-    """Return a function from a family to its model, its cases and what a fresh model gave, one function at a time."""
+    """Return a function from a family to its model, its cases and what a fresh model gave, one
+    function at a time.
+    """
 
     @cache
     def get(family: str) -> SimpleNamespace:
@@ -54,9 +58,11 @@ def budgets() -> Iterator[tuple[Any, str]]:
                     yield module, key
 
 
-def assert_same(found: Any, expected: Any, *, row: int | None = None, msg: str) -> None:
-    """Assert that results agree: all of them, or those of one prompt in a batch with those of the prompt alone."""
-    ours, theirs = list(sweep.numbers(found)), list(sweep.numbers(expected))
+def assert_same(actual: Any, expected: Any, *, row: int | None = None, msg: str) -> None:
+    """Assert that results agree: all of them, or those of one prompt in a batch with those of the
+    prompt alone.
+    """
+    ours, theirs = list(sweep.numbers(actual)), list(sweep.numbers(expected))
     assert len(ours) == len(theirs)
     for x, y in zip(ours, theirs, strict=True):
         if row is not None:

@@ -1,4 +1,6 @@
-"""Half precision: log-probabilities near Hugging Face's in every family; every function finite in each kind."""
+"""Half precision: log-probabilities near Hugging Face's in every family; every function finite in
+each kind.
+"""
 
 from collections.abc import Callable
 from functools import cache
@@ -18,7 +20,9 @@ pytestmark = pytest.mark.usefixtures("no_type_checks")
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 ROUNDINGS = 40
-"""How many units in the last place of the largest logit may differ: each layer rounds several times."""
+"""How many units in the last place of the largest logit may differ: each layer rounds several
+times.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +39,7 @@ QUICK = {("olmo2", "bfloat16"), ("olmo2", "float16"), ("gpt2", "float16")}
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [pytest.param(*one, marks=() if one in QUICK else pytest.mark.slow) for one in product(EXACT, sorted(DTYPES))],
+    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in product(EXACT, sorted(DTYPES))],
 )
 def test_log_probabilities_are_hugging_faces_up_to_rounding(half, family_folder, family, dtype) -> None:
     case = half(family, dtype)
@@ -61,13 +65,15 @@ def test_what_is_left_out_fails_without_the_package(half, family) -> None:
 
 
 def in_turn() -> list[tuple[str, str, str]]:
-    """Return every (function, dtype, family) with a family of each kind: families and dtypes take turns."""
-    some = [family for family in EXACT if family not in NOT_HALF]
+    """Return every (function, dtype, family) with a family of each kind: families and dtypes take
+    turns.
+    """
+    half_families = [family for family in EXACT if family not in NOT_HALF]
     dtypes = sorted(DTYPES)
     return [
         (function, dtypes[(i + j) % len(dtypes)], family)
         for i, function in enumerate(sorted(CALLS))
-        for j, family in enumerate(families.in_turn(i, some))
+        for j, family in enumerate(families.in_turn(i, half_families))
     ]
 
 

@@ -1,7 +1,8 @@
-"""Every family × every public function that takes a model, in float32, against plain Hugging Face passes in float64.
+"""Every family × every public function that takes a model, in float32, against plain Hugging Face
+passes in float64.
 
-The batch is padded; the reference runs each prompt alone (`reference_passes`, `reference_hf`) and shares nothing with
-the package. Where a function averages over prompts, the reference does so too.
+The batch is padded; the reference runs each prompt alone (`reference_passes`, `reference_hf`) and
+shares nothing with the package. Where a function averages over prompts, the reference does so too.
 """
 
 import random
@@ -43,12 +44,16 @@ Where = Sequence[tuple[int, int]]
 
 
 def assert_close(ours: Any, theirs: Any, *, scale: float = 1.0, msg: str = "") -> None:
-    """Assert that numbers agree up to rounding in float32, also where float32 numbers were summed in float64."""
+    """Assert that numbers agree up to rounding in float32, also where float32 numbers were summed
+    in float64.
+    """
     tolerance.assert_close(torch.as_tensor(ours).float(), theirs, scale=scale, msg=msg)
 
 
 def writing(what: str, layer: int, at: Any, value: Any) -> Edit:
-    """Return the edit that writes a value, or a function of what is there, to one place of one layer."""
+    """Return the edit that writes a value, or a function of what is there, to one place of one
+    layer.
+    """
 
     def edit(asked: str, where: int, x: Tensor) -> Tensor | None:
         if (asked, where) != (what, layer):
@@ -93,7 +98,7 @@ class Both(Case):
     @cached_property
     def clean_log_probs(self) -> Tensor:
         """Log-probabilities [batch vocab] without edits."""
-        return torch.stack([one.log_probs for one in self.clean])
+        return torch.stack([clean_pass.log_probs for clean_pass in self.clean])
 
     @cached_property
     def others_passes(self) -> list[Pass]:
@@ -120,9 +125,12 @@ class Both(Case):
         """Return the positions of a prompt's tokens of a role."""
         ids, labels = self.ids[row].tolist(), self.labels(row)
         roles = ["text" if i < labels[-1] else "query" for i in range(len(ids))]
-        roles = ["other" if token == families.WORDS.index(":") else one for one, token in zip(roles, ids, strict=True)]
-        roles = ["label" if i in labels else one for i, one in enumerate(roles)]
-        return [i for i, one in enumerate([*roles[:-1], "last"]) if role in ("all", one)]
+        roles = [
+            "other" if token == families.WORDS.index(":") else role_of_token
+            for role_of_token, token in zip(roles, ids, strict=True)
+        ]
+        roles = ["label" if i in labels else role_of_token for i, role_of_token in enumerate(roles)]
+        return [i for i, role_of_token in enumerate([*roles[:-1], "last"]) if role in ("all", role_of_token)]
 
     def rivals(self, row: int) -> list[int]:
         return [FOO + BAR - int(self.targets[row])]
@@ -133,7 +141,9 @@ class Both(Case):
         return torch.stack([reference_passes.run(self.hf, ids[i], edit_of_row(i)).log_probs for i in range(len(ids))])
 
     def same(self, edit: Any, edit_of_row: Callable[[int], Edit], *, moves: bool = True) -> Tensor:
-        """Assert that an edit of the package's gives the reference's log-probabilities, which it moves; return them."""
+        """Assert that an edit of the package's gives the reference's log-probabilities, which it
+        moves; return them.
+        """
         theirs = self.log_probs(edit_of_row)
         assert_close(self.within(edit), theirs, scale=float(theirs.abs().max()))
         if moves:
@@ -145,38 +155,51 @@ class Both(Case):
         rows = -1 if last else slice(None)
         return in_turn(
             *(
-                writing("z", layer, (rows, chosen), value if isinstance(value, float) else value[layer][chosen])
-                for layer, chosen in by_layer(heads).items()
+                writing(
+                    "z",
+                    layer,
+                    (rows, heads_of_layer),
+                    value if isinstance(value, float) else value[layer][heads_of_layer],
+                )
+                for layer, heads_of_layer in by_layer(heads).items()
             )
         )
 
     def mean_z(self, *, last: bool) -> dict[int, Tensor]:
-        """Return each layer's mean z [head d_head] over the other prompts' positions, or over their last ones."""
-        z = [{layer: z[-1:] if last else z for layer, z in one.z.items()} for one in self.others_passes]
-        return {layer: torch.cat([one[layer] for one in z]).mean(0) for layer in z[0]}
+        """Return each layer's mean z [head d_head] over the other prompts' positions, or over their
+        last ones.
+        """
+        z = [{layer: z[-1:] if last else z for layer, z in z_of_pass.z.items()} for z_of_pass in self.others_passes]
+        return {layer: torch.cat([z_of_pass[layer] for z_of_pass in z]).mean(0) for layer in z[0]}
 
     def patterns(self, change: Callable[[int, Tensor], Tensor]) -> Callable[[int], Edit]:
-        """Return edits in which `change(row, pattern)` gives the pattern [query key] of each chosen head."""
+        """Return edits in which `change(row, pattern)` gives the pattern [query key] of each chosen
+        head.
+        """
         return lambda row: in_turn(
             *(writing("pattern", layer, head, partial(change, row)) for layer, head in self.heads)
         )
 
     def without_position(self, row: int, strength: float, *, last: bool, then: Edit | None = None) -> Edit:
-        """Return the edit that mixes scores with those that know no positions, layer after layer, and then others."""
+        """Return the edit that mixes scores with those that know no positions, layer after layer,
+        and then others.
+        """
         rows, mixes = slice(-1 if last else 0, None), list[Edit]()
-        for layer, chosen in by_layer(self.heads).items():
+        for layer, heads_of_layer in by_layer(self.heads).items():
             seen = reference_passes.run(self.hf, self.ids[row], in_turn(*mixes, then))
             x = without_learned(self.hf, seen.resid[layer])
             has_learned = not torch.equal(x, seen.resid[layer])
             flat = reference_passes.rerun_attention(
                 self.hf, self.ids[row], seen, layer, x, place=False, freeze_norms=has_learned
             ).scores[layer]
-            mix = partial(mixed, self.hf, flat=flat[chosen, rows], strength=strength)
-            mixes.append(writing("scores", layer, (chosen, rows), mix))
+            mix = partial(mixed, self.hf, flat=flat[heads_of_layer, rows], strength=strength)
+            mixes.append(writing("scores", layer, (heads_of_layer, rows), mix))
         return in_turn(*mixes, then)
 
     def written(self, row: int, writer: Any) -> Tensor:
-        """Return what a head, an FFN, an embedding or a chain writes at every position [pos d_model]."""
+        """Return what a head, an FFN, an embedding or a chain writes at every position [pos
+        d_model].
+        """
         if not isinstance(writer, str):
             return self.because_of(row, [writer] if isinstance(writer, il.Edge) else writer)
         if writer == "embed":
@@ -194,7 +217,9 @@ class Both(Case):
         return [reference_hf.capture(self.hf, ids) for ids in self.ids]
 
     def factor(self, row: int, layer: int, part: str) -> Tensor | float:
-        """Return the factor by which attention ("attn") or an FFN ("ffn") is scaled as it is added to the stream."""
+        """Return the factor by which attention ("attn") or an FFN ("ffn") is scaled as it is added
+        to the stream.
+        """
         post_norm = getattr(reference_hf._WIRING[self.hf.config.model_type], f"{part}_post_norm")
         factor = reference_hf._setting(self.hf.config, "residual_multiplier", default=1.0)
         if post_norm is None:
@@ -207,7 +232,9 @@ class Both(Case):
         return z @ output_weights(self.hf, head.layer)[head.head] * self.factor(row, head.layer, "attn")
 
     def because_of(self, row: int, edges: Sequence[il.Edge]) -> Tensor:
-        """Return what a head writes because of edges into it: its own z minus that without them, through W_O."""
+        """Return what a head writes because of edges into it: its own z minus that without them,
+        through W_O.
+        """
         head, changed = il.Head(*edges[0].reader), dict[str, Tensor]()
         for edge in edges:
             changed[edge.part] = changed.get(edge.part, 0) + at_role(self, row, edge.writer, edge.role)
@@ -217,9 +244,11 @@ class Both(Case):
         return self.through_output(row, head, z[:, head.head])
 
     def rebuilt(self, row: int, head: il.Head, changed: dict[str, Tensor], places: Sequence[int] | None = None) -> Edit:
-        """Return the edit in which a head writes at places what it would from q, k or v of other layer inputs.
+        """Return the edit in which a head writes at places what it would from q, k or v of other
+        layer inputs.
 
-        In one pass, the head has them at all positions; its z at the places is put into a pass that is clean otherwise.
+        In one pass, the head has them at all positions; its z at the places is put into a pass that
+        is clean otherwise.
         """
         places = [len(self.ids[row]) - 1] if places is None else places
         seen = {
@@ -229,16 +258,18 @@ class Both(Case):
             for part, x in changed.items()
         }
 
-        values = {part: getattr(one, part)[head.layer][head.head] for part, one in seen.items()}
+        values = {part: getattr(pass_of_part, part)[head.layer][head.head] for part, pass_of_part in seen.items()}
         read = in_turn(*(writing(part, head.layer, head.head, value) for part, value in values.items()))
         z = reference_passes.run(self.hf, self.ids[row], read).z[head.layer][places, head.head]
         return writing("z", head.layer, (places, head.head), z)
 
     def scored(self, log_probs: Tensor) -> dict[str, Tensor]:
-        """Return the answer's log-probability and its log-odds, from log-probabilities [batch vocab]."""
-        own = log_probs.gather(1, self.targets[:, None])[:, 0]
-        other = log_probs.gather(1, FOO + BAR - self.targets[:, None])[:, 0]
-        return {"log_prob": own, "log_odds": own - other}
+        """Return the answer's log-probability and its log-odds, from log-probabilities [batch
+        vocab].
+        """
+        answer_log_prob = log_probs.gather(1, self.targets[:, None])[:, 0]
+        other_log_prob = log_probs.gather(1, FOO + BAR - self.targets[:, None])[:, 0]
+        return {"log_prob": answer_log_prob, "log_odds": answer_log_prob - other_log_prob}
 
     def drops(self, edit_of_row: Callable[[int], Edit]) -> dict[str, Tensor]:
         clean = self.scored(self.clean_log_probs)
@@ -250,19 +281,26 @@ class Both(Case):
 
     @cached_property
     def effects(self) -> dict[str, dict[str, Tensor]]:
-        """Return the effects [batch layer head] of removing each head: at all positions, and at the last."""
-        found = {}
+        """Return the effects [batch layer head] of removing each head: at all positions, and at the
+        last.
+        """
+        effects_by_positions = {}
         for where in ("all", "last"):
-            each = [
+            drops_by_head = [
                 self.drops(lambda row, h=head, w=where: self.removed([h], last=w == "last")) for head in self.all_heads
             ]
-            found[where] = {name: torch.stack([one[name] for one in each], 1).unflatten(1, (-1, 4)) for name in each[0]}
-        return found
+            effects_by_positions[where] = {
+                name: torch.stack([drops[name] for drops in drops_by_head], 1).unflatten(1, (-1, 4))
+                for name in drops_by_head[0]
+            }
+        return effects_by_positions
 
     @cached_property
     def increases(self) -> Tensor:
         """Return the increases of the answer [batch layer head]."""
-        return torch.stack([one.increase("heads", int(self.targets[i])) for i, one in enumerate(self.references)])
+        return torch.stack(
+            [reference.increase("heads", int(self.targets[i])) for i, reference in enumerate(self.references)]
+        )
 
     def raw_scores(self, row: int, layer: int, *, place: bool = False) -> Tensor:
         """Return a layer's scores [head query key] on a prompt, without mask."""
@@ -305,8 +343,10 @@ def mixed(hf: Any, scores: Tensor, flat: Tensor, strength: float) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def both(load_tiny, family_folder) -> Callable[..., Both]:
-    """Return a function from a family to its case, of the class `Both` or of one derived from it."""
+def case_of_family(load_tiny, family_folder) -> Callable[..., Both]:
+    """Return a function from a family to its case, of the class `Both` or of one derived from
+    it.
+    """
 
     @cache
     def get(family: str, kind: type[Both] = Both) -> Both:
@@ -397,13 +437,15 @@ def attention_to_labels(c: Both) -> None:
         tokens = c.ids[row][c.labels(row)]
         for column, token in enumerate((FOO, BAR)):
             assert_close(by_label[row, ..., column], (theirs[row, ..., : len(tokens)] * (tokens == token)).sum(-1))
-    head, shown = c.reader, numbers_of(str(il.html.attention_to_labels(c.acts, [c.reader], row=2)))
+    head, numbers_on_page = c.reader, numbers_of(str(il.html.attention_to_labels(c.acts, [c.reader], row=2)))
     shares = c.clean[2].pattern[head.layer][head.head, -1].tolist()
-    assert all(any(abs(share - number) < 1e-3 for number in shown) for share in shares)
+    assert all(any(abs(share - number) < 1e-3 for number in numbers_on_page) for share in shares)
 
 
 def numbers_of(page: str) -> list[float]:
-    """Return the numbers that a page hands to the drawing of tokens, after the script that draws them."""
+    """Return the numbers that a page hands to the drawing of tokens, after the script that draws
+    them.
+    """
     return [float(text) for text in re.findall(r"\d\.\d+(?:e-?\d+)?", page[page.rindex("</style>") :])]
 
 
@@ -433,14 +475,16 @@ def label_values(c: Both) -> None:
             values = projected(c.hf, head, c.clean[row].v[head.layer][head.head])[places]
             assert_close(ours[row, : len(places)], values, scale=float(values.abs().max()))
             scores = theirs.readout.logits(values, "frozen", bias=False)
-            own = scores[range(len(places)), c.ids[row][places]]
-            assert ranks[row, : len(places)].tolist() == ((scores > own[:, None]).sum(-1) + 1).tolist()
+            token_scores = scores[range(len(places)), c.ids[row][places]]
+            assert ranks[row, : len(places)].tolist() == ((scores > token_scores[:, None]).sum(-1) + 1).tolist()
             assert not ours[row, len(places) :].any()
 
 
 @checks("Activations.last_query")
 def last_query(c: Both) -> None:
-    """Its products with keys' normed inputs are the scores without rotation, up to b_K and each key's own scale."""
+    """Its products with keys' normed inputs are the scores without rotation, up to b_K and each
+    key's own scale.
+    """
     for head in c.heads:
         ours = c.acts.last_query(head)
         for row, seen in enumerate(c.clean):
@@ -459,15 +503,17 @@ def last_query(c: Both) -> None:
                 of_keys = of_keys[:, None] if of_keys.ndim == 1 else of_keys
                 of_keys = of_keys if len(of_keys) == len(products) else of_keys.T
                 products = products / of_keys[:, head.head * of_keys.shape[1] // families.N_HEADS]
-            found = flat.attention_input[head.layer] @ ours[row].double()
-            size = float(found.abs().max())
-            assert_close((found - found.mean()).float(), products - products.mean(), scale=size)
+            ours_in_products = flat.attention_input[head.layer] @ ours[row].double()
+            size = float(ours_in_products.abs().max())
+            assert_close((ours_in_products - ours_in_products.mean()).float(), products - products.mean(), scale=size)
 
 
 @checks("head_copying")
 def head_copying(c: Both) -> None:
     head, tokens = c.heads[1], [families.WORDS.index(word) for word in ("foo", "bar", "love")]
-    x = torch.cat([without_learned(c.hf, reference_passes.run(c.hf, torch.tensor([one])).resid[0]) for one in tokens])
+    x = torch.cat(
+        [without_learned(c.hf, reference_passes.run(c.hf, torch.tensor([token])).resid[0]) for token in tokens]
+    )
     ids = torch.tensor(tokens)
     seen = reference_passes.run(c.hf, ids, replacing("resid", head.layer, x))
     constant = against_hf.constant_values(c.hf, head.layer, unfolded=True)[head.head]
@@ -523,7 +569,9 @@ def best_subheads(c: Both) -> None:
 
 @checks("query_key_metric")
 def metric(c: Both) -> None:
-    """Between all pairs of a prompt's residual streams: unrotated, and the last query with keys at their distance."""
+    """Between all pairs of a prompt's residual streams: unrotated, and the last query with keys at
+    their distance.
+    """
     for head in c.heads:
         unrotated = il.query_key_metric(c.model, head)
         for row, seen in enumerate(c.clean[:2]):
@@ -559,7 +607,8 @@ def label_similarity(c: Both) -> None:
 
 @checks("attention_score_parts")
 def score_parts(c: Both) -> None:
-    """Each writer's part is what a pass with frozen norms lacks when its writing is taken out of the query or a key.
+    """Each writer's part is what a pass with frozen norms lacks when its writing is taken out of
+    the query or a key.
 
     Attention without it, norms frozen or recomputed, is that of the pass.
     """
@@ -595,12 +644,17 @@ def score_parts(c: Both) -> None:
                 value = getattr(without, part)[layer][head.head, at]
                 edit = writing("q" if side == "query" else "last k", layer, (head.head, at), value)
                 hooked = reference_passes.run(c.hf, c.ids[row], edit).pattern[layer][head.head, -1]
-                found = alone.pattern_without(side, norm=norm)[0, number]
-                assert_close(found[: len(hooked)], hooked, scale=8.0, msg=f"{writer}, {side}, {norm}")
-        for one, other in product(changes, repeat=2):
-            numbers = parts.writers.index(one), parts.writers.index(other)
+                without_writer = alone.pattern_without(side, norm=norm)[0, number]
+                assert_close(without_writer[: len(hooked)], hooked, scale=8.0, msg=f"{writer}, {side}, {norm}")
+        for query_writer, key_writer in product(changes, repeat=2):
+            numbers = parts.writers.index(query_writer), parts.writers.index(key_writer)
             pairs = parts.key_parts[row, :n, numbers[1]] @ parts.query_parts[row, numbers[0]]
-            assert_close(pairs, factor * (changes[other][1] @ changes[one][0]), scale=size, msg=f"{one}, {other}")
+            assert_close(
+                pairs,
+                factor * (changes[key_writer][1] @ changes[query_writer][0]),
+                scale=size,
+                msg=f"{query_writer}, {key_writer}",
+            )
 
 
 def score_factor(c: Both, seen: Pass, layer: int) -> float:
@@ -641,29 +695,31 @@ def value_parts(c: Both) -> None:
 
 @checks("mean_score_parts")
 def mean_score_parts(c: Both) -> None:
-    """The totals, from Hugging Face's scores and contrasts; parts are those of each prompt, checked above."""
+    """The totals, from Hugging Face's scores and contrasts; parts are those of each prompt, checked
+    above.
+    """
     head, layer = c.reader, c.reader.layer
-    found = il.mean_score_parts(c.model, c.batch, [head])
+    mean_parts = il.mean_score_parts(c.model, c.batch, [head])
     scores, values = [], {"true": [], "false": []}
     for row, theirs in enumerate(c.references):
         places = torch.tensor(c.labels(row))
         is_true = c.ids[row][places] == c.targets[row]
-        own = c.raw_scores(row, layer, place=True)[head.head, -1, places]
-        scores.append(own[is_true].mean() - own[~is_true].mean())
+        label_scores = c.raw_scores(row, layer, place=True)[head.head, -1, places]
+        scores.append(label_scores[is_true].mean() - label_scores[~is_true].mean())
         contrasts = theirs.increase("subheads", int(c.targets[row]), c.rivals(row))[layer, head.head, places]
         values["true"].append(contrasts[is_true].sum())
         values["false"].append(contrasts[~is_true].sum())
-    frame = found.to_frame("writers")
+    frame = mean_parts.to_frame("writers")
     size = float(frame["value"].abs().max())
-    assert_close(found.total(head)[0], torch.stack(scores).mean(), scale=size)
+    assert_close(mean_parts.total(head)[0], torch.stack(scores).mean(), scale=size)
     capped = reference_hf._setting(c.hf.config, "final_logit_softcapping") is not None
     for kind in () if capped else ("true", "false"):
-        assert_close(found.total(head, f"value of {kind} labels")[0], torch.stack(values[kind]).mean(), scale=size)
+        assert_close(mean_parts.total(head, f"value of {kind} labels")[0], torch.stack(values[kind]).mean(), scale=size)
     parts = il.attention_score_parts(c.acts, head)
-    each = parts.contrast(parts.of_label(c.batch.answer))
+    contrasts_by_prompt = parts.contrast(parts.of_label(c.batch.answer))
     for side in ("query", "key"):
         ours = frame[frame["side"] == side].set_index("writer")["value"]
-        mean = getattr(each, f"{side}_side").mean(0)
+        mean = getattr(contrasts_by_prompt, f"{side}_side").mean(0)
         assert_close(torch.tensor(ours[list(parts.writers)].to_numpy()), mean, scale=size)
 
 
@@ -681,9 +737,9 @@ def induction(c: Both) -> None:
             for query in range(n_tokens, 2 * n_tokens):
                 sums[0, layer] += pattern[:, query, query - n_tokens + 1] / (n * n_tokens)
                 sums[1, layer] += pattern[:, query, query - 1] / (n * n_tokens)
-    found = il.repeated_token_scores(c.model, **sweep.DRAWN)
-    assert_close(found.induction, sums[0])
-    assert_close(found.previous_token, sums[1])
+    token_scores = il.repeated_token_scores(c.model, **sweep.DRAWN)
+    assert_close(token_scores.induction, sums[0])
+    assert_close(token_scores.previous_token, sums[1])
 
 
 # Whole analyses
@@ -692,13 +748,15 @@ def induction(c: Both) -> None:
 @checks("explain")
 def explained(c: Both) -> None:
     row = 0
-    found = il.explain(c.model, c.prompts[row], k=4, n_random=1, n_ablated=2, prepend_bos=False, labels=("foo", "bar"))
+    explanation = il.explain(
+        c.model, c.prompts[row], k=4, n_random=1, n_ablated=2, prepend_bos=False, labels=("foo", "bar")
+    )
     theirs, seen = c.references[row], c.clean[row]
-    assert_close(torch.tensor(found.scores.log_probs), seen.log_probs[[FOO, BAR]])
-    assert_close(torch.tensor(found.all_heads.increase), c.increases[row])
+    assert_close(torch.tensor(explanation.scores.log_probs), seen.log_probs[[FOO, BAR]])
+    assert_close(torch.tensor(explanation.all_heads.increase), c.increases[row])
     contrasts = theirs.increase("heads", int(c.targets[row]), c.rivals(row))
-    assert_close(torch.tensor(found.all_heads.contrast), contrasts)
-    for report in found.heads:
+    assert_close(torch.tensor(explanation.all_heads.contrast), contrasts)
+    for report in explanation.heads:
         layer, head = report.head
         assert_close(torch.tensor(report.attention), seen.pattern[layer][head, -1])
         parts = theirs.increase("subheads", int(c.targets[row]))[layer, head]
@@ -709,21 +767,23 @@ def explained(c: Both) -> None:
         if report.similarity:
             expected = flat[[*(place - 1 for place in places), -1]][:, places]
             assert_close(torch.tensor(report.similarity), expected, scale=float(flat.abs().max()))
-    assert found.ablation is not None
-    without = reference_passes.run(c.hf, c.ids[row], c.removed(found.ablation.heads, last=True)).log_probs[[FOO, BAR]]
-    assert_close(torch.tensor(found.ablation.located), without)
+    assert explanation.ablation is not None
+    without = reference_passes.run(c.hf, c.ids[row], c.removed(explanation.ablation.heads, last=True)).log_probs[
+        [FOO, BAR]
+    ]
+    assert_close(torch.tensor(explanation.ablation.located), without)
 
 
 @checks("compare_models")
 def compared(c: Both) -> None:
-    found = il.compare_models(c.model, c.model, c.prompts, by="effect", prepend_bos=False)
+    comparison = il.compare_models(c.model, c.model, c.prompts, by="effect", prepend_bos=False)
     for by, theirs in (("increase", c.increases), ("effect", c.effects["last"]["log_odds"])):
-        for one in found.to_frame(by).itertuples():
-            assert_close(one.a, theirs.mean(0)[one.layer, one.head])
-            assert_close(one.b, theirs.mean(0)[one.layer, one.head])
-            assert one.change == 0
+        for row_of_head in comparison.to_frame(by).itertuples():
+            assert_close(row_of_head.a, theirs.mean(0)[row_of_head.layer, row_of_head.head])
+            assert_close(row_of_head.b, theirs.mean(0)[row_of_head.layer, row_of_head.head])
+            assert row_of_head.change == 0
     scored = c.scored(c.clean_log_probs)
-    summary = found.summary()["a"].to_numpy()
+    summary = comparison.summary()["a"].to_numpy()
     expected = [(scored["log_odds"] > 0).double().mean(), scored["log_prob"].mean(), scored["log_odds"].mean()]
     assert_close(torch.tensor(summary.astype(float)), torch.stack(expected))
 
@@ -742,9 +802,12 @@ def checked(c: Both) -> None:
             for prompt in prompts:
                 labels = ("bar", "foo") if exchanged else ("foo", "bar")
                 answer = labels[prompt.answer == "bar"]
-                shown = [il.Demonstration(one.text, labels[one.label == "bar"]) for one in prompt.demonstrations]
-                shown.sort(key=lambda one: (one.label == answer) == (layout == "last"))
-                ids = [families.WORDS.index(word) for word in sweep.words(il.Prompt(shown, prompt.query))]
+                rearranged = [
+                    il.Demonstration(demonstration.text, labels[demonstration.label == "bar"])
+                    for demonstration in prompt.demonstrations
+                ]
+                rearranged.sort(key=lambda demonstration: (demonstration.label == answer) == (layout == "last"))
+                ids = [families.WORDS.index(word) for word in sweep.words(il.Prompt(rearranged, prompt.query))]
                 with torch.no_grad():
                     logits = c.hf(torch.tensor([ids])).logits[0, -1]
                 correct.append(("foo" if logits[FOO] > logits[BAR] else "bar") == answer)
@@ -779,7 +842,7 @@ def ablated_sets(c: Both) -> None:
         strengths, rows = [0.25, 0.5, 0.75], -1 if last else slice(None)
         scale = in_turn(
             *(
-                writing("z", head.layer, (rows, head.head), lambda z, kept=1 - strength: kept * z)
+                writing("z", head.layer, (rows, head.head), lambda z, remaining_share=1 - strength: remaining_share * z)
                 for head, strength in zip(c.heads, strengths, strict=True)
             )
         )
@@ -800,17 +863,22 @@ def ablated_sets(c: Both) -> None:
 def effects(c: Both) -> None:
     layers = sorted(c.clean[0].pattern)
     for where in ("all", "last"):
-        found = il.head_effects(c.model, c.batch, positions=where, against=c.against)
-        # HunYuan norms keys after their rotation, so whole passes replace attention over recorded keys.
+        effects_by_positions = il.head_effects(c.model, c.batch, positions=where, against=c.against)
+        # HunYuan norms keys after their rotation, so whole passes replace attention over recorded
+        # keys.
         by_rows = where == "last" and c.hf.config.model_type != "hunyuan_v1_dense"
-        assert (found.algorithm == "prefix_cache", found.exact, found.positions) == (by_rows, True, where)
+        assert (
+            effects_by_positions.algorithm == "prefix_cache",
+            effects_by_positions.exact,
+            effects_by_positions.positions,
+        ) == (by_rows, True, where)
         mean = il.locate_effects(c.model, c.batch, positions=where, against=c.against).to_frame()
         for name, theirs in c.effects[where].items():
-            assert_close(getattr(found, name)[:, layers], theirs, msg=f"{name}, {where}")
-        for one in mean.itertuples():
-            place = layers.index(one.layer), one.head
-            assert_close(one.effect, c.effects[where]["log_odds"].mean(0)[place])
-            assert_close(one.log_prob, c.effects[where]["log_prob"].mean(0)[place])
+            assert_close(getattr(effects_by_positions, name)[:, layers], theirs, msg=f"{name}, {where}")
+        for drops in mean.itertuples():
+            place = layers.index(drops.layer), drops.head
+            assert_close(drops.effect, c.effects[where]["log_odds"].mean(0)[place])
+            assert_close(drops.log_prob, c.effects[where]["log_prob"].mean(0)[place])
         estimate = il.head_effects(c.model, c.batch, positions=where, method="gradient").log_prob
         for row, ids in enumerate(c.ids):
             products = times_slopes(c.hf, ids, "z", itemgetter(int(c.targets[row]))).sum(-1)
@@ -830,9 +898,9 @@ def times_slopes(hf: Any, ids: Tensor, what: str, loss: Callable[[Tensor], Tenso
 
 @checks("ablate_with_controls")
 def controls(c: Both) -> None:
-    found = il.ablate_with_controls(c.model, c.batch, c.heads[:2], n_random=2, positions="all")
-    for name, condition in found.conditions.items():
-        ours = found.per_prompt(name, "log_odds")
+    ablation_of_heads = il.ablate_with_controls(c.model, c.batch, c.heads[:2], n_random=2, positions="all")
+    for name, condition in ablation_of_heads.conditions.items():
+        ours = ablation_of_heads.per_prompt(name, "log_odds")
         for number, heads in enumerate(condition.sets):
             theirs = c.scored(c.log_probs(lambda row, h=heads: c.removed(h)))["log_odds"]
             assert_close(torch.tensor(ours[number]), theirs)
@@ -873,12 +941,12 @@ def scaled(c: Both) -> None:
 
 @checks("demonstration_effects")
 def demonstrations(c: Both) -> None:
-    found = il.demonstration_effects(c.model, c.batch, against=c.against)
-    n = found.log_odds.shape[1]
+    losses = il.demonstration_effects(c.model, c.batch, against=c.against)
+    n = losses.log_odds.shape[1]
 
     def without(row: int, places: Sequence[int], way: str) -> Edit:
         """Hide demonstrations from the last query."""
-        keys = [key for number, one in enumerate(c.demonstrations(row)) if number in places for key in one]
+        keys = [key for number, key_range in enumerate(c.demonstrations(row)) if number in places for key in key_range]
         masked: dict[int, Tensor] = {}
 
         def edit(what: str, layer: int, x: Tensor) -> Tensor | None:
@@ -905,8 +973,8 @@ def demonstrations(c: Both) -> None:
         for places in (*([place] for place in range(n)), range(n)):
             theirs = c.drops(lambda row, places=places, way=way: without(row, places, way))
             for name in ("log_odds", "log_prob"):
-                each, whole = getattr(found, name), getattr(found, f"whole_{name}")
-                ours = whole[:, i] if len(places) > 1 else each[:, places[0], i]
+                of_demonstrations, whole = getattr(losses, name), getattr(losses, f"whole_{name}")
+                ours = whole[:, i] if len(places) > 1 else of_demonstrations[:, places[0], i]
                 exists = ~ours.isnan()
                 assert exists.tolist() == [min(places) < len(c.labels(row)) for row in range(len(ours))]
                 assert_close(ours[exists], theirs[name][exists], msg=f"{way}, {places}")
@@ -920,7 +988,9 @@ def position_removed(c: Both) -> None:
 
 
 def debiased(c: Both, row: int) -> Edit:
-    """Return the edit that divides attention to each label by its frequency, after mixing scores."""
+    """Return the edit that divides attention to each label by its frequency, after mixing
+    scores.
+    """
     tokens = c.ids[row][c.labels(row)]
     frequency = torch.stack([(tokens == token).sum() for token in tokens]).double()
     factors = (len(tokens) / len(tokens.unique()) / frequency) ** STRENGTHS["majority"]
@@ -946,11 +1016,13 @@ def debias(c: Both) -> None:
 
 @checks("edited", "score")
 def scored(c: Both) -> None:
-    """Sets of edits score what they score in their blocks, which the checks of each edit compare with Hugging Face."""
-    found = il.score(c.model, c.batch, c.sets_of_edits)
+    """Sets of edits score what they score in their blocks, which the checks of each edit compare
+    with Hugging Face.
+    """
+    scores = il.score(c.model, c.batch, c.sets_of_edits)
     for number, edits in enumerate(c.sets_of_edits):
         with il.edited(c.model, *edits, batch=c.batch):
-            assert_close(found[:, number], il.score(c.model, c.batch))
+            assert_close(scores[:, number], il.score(c.model, c.batch))
 
 
 @checks("patch_heads", "Patch")
@@ -966,8 +1038,8 @@ def patched(c: Both) -> None:
 def patch_edit(c: Both, row: int, activation: str, positions: str = "all", align: str = "positions") -> Edit:
     """Return the edit that writes a source prompt's activations into the chosen heads.
 
-    In a longer source, places come one token later. Queries, keys and values from there are those of the source's
-    layer inputs, put in our places.
+    In a longer source, places come one token later. Queries, keys and values from there are those
+    of the source's layer inputs, put in our places.
     """
     is_longer = c.source(activation=activation, positions=positions, align=align) is c.stretched
     source, clean = (c.stretched_passes if is_longer else c.others_passes)[row], c.clean[row]
@@ -978,18 +1050,18 @@ def patch_edit(c: Both, row: int, activation: str, positions: str = "all", align
     places = [n - 1] if positions == "last" and not only_last_query else places
     theirs = [place + is_longer for place in places]
     edits = []
-    for layer, chosen in by_layer(c.heads).items():
+    for layer, heads_of_layer in by_layer(c.heads).items():
         there, at = source, theirs
         if is_longer and activation != "z":
             x = clean.resid[layer].clone()
             x[places] = source.resid[layer][theirs]
             there, at = reference_passes.rerun_attention(c.hf, c.ids[row], clean, layer, x, place=True), places
         what = f"last {activation}" if only_last_query else activation
-        for head in chosen:
-            to, of = ((places, head), (at, head)) if activation == "z" else ((head, places), (head, at))
-            edits.append(writing(what, layer, to, getattr(there, activation)[layer][of]))
+        for head in heads_of_layer:
+            to, source_index = ((places, head), (at, head)) if activation == "z" else ((head, places), (head, at))
+            edits.append(writing(what, layer, to, getattr(there, activation)[layer][source_index]))
         if only_last_query:  # other positions keep the z of the unedited pass
-            edits.append(writing("z", layer, (slice(-1), chosen), clean.z[layer][:-1, chosen]))
+            edits.append(writing("z", layer, (slice(-1), heads_of_layer), clean.z[layer][:-1, heads_of_layer]))
     return in_turn(*edits)
 
 
@@ -1003,7 +1075,7 @@ def edges(c: Both) -> None:
         head = c.reader if reader_at == "last" else c.heads[1]
         writers = c.writers_to(head, part)
         options = {"writers": writers, "at": at, "reader_at": reader_at, "against": c.against}
-        found = il.head_to_head_effects(c.model, c.batch, [head], part=part, **options)
+        edge_effects = il.head_to_head_effects(c.model, c.batch, [head], part=part, **options)
         for number, writer in enumerate(writers):
 
             def edit(row: int, s=writer, p=part, at=at, reader_at=reader_at, head=head) -> Edit:
@@ -1011,7 +1083,7 @@ def edges(c: Both) -> None:
                 return c.rebuilt(row, head, {p: at_role(c, row, s, "all" if p == "q" else at)}, where)
 
             for name, values in c.drops(edit).items():
-                ours = getattr(found, name)[:, 0, number]
+                ours = getattr(edge_effects, name)[:, 0, number]
                 assert_close(ours, values, scale=8.0, msg=f"{writer} → {part} ({at}) at {reader_at}, {name}")
                 moved = max(moved, 0.0 if reader_at == "last" else float(values.abs().max()))
     assert moved > 1e-3
@@ -1019,9 +1091,9 @@ def edges(c: Both) -> None:
 
 def at_role(c: Both, row: int, writer: str, role: str) -> Tensor:
     """Return what a writer writes at the tokens of a role, zero elsewhere."""
-    chosen = torch.zeros(len(c.ids[row]), 1)
-    chosen[c.places(row, role)] = 1.0
-    return c.written(row, writer) * chosen
+    is_at_role = torch.zeros(len(c.ids[row]), 1)
+    is_at_role[c.places(row, role)] = 1.0
+    return c.written(row, writer) * is_at_role
 
 
 @checks("WithoutEdges")
@@ -1034,36 +1106,40 @@ def without_edges(c: Both) -> None:
             for edge in edges:
                 of_reader = changed.setdefault((il.Head(*edge.reader), edge.reader_at), {})
                 of_reader[edge.part] = of_reader.get(edge.part, 0) + at_role(c, row, edge.writer, edge.role)
-            each = [c.rebuilt(row, head, parts, c.places(row, at)) for (head, at), parts in changed.items()]
-            return in_turn(*each)
+            edits_of_heads = [c.rebuilt(row, head, parts, c.places(row, at)) for (head, at), parts in changed.items()]
+            return in_turn(*edits_of_heads)
 
         assert_close(ours[:, number], c.log_probs(edit)[:, [FOO, BAR]], scale=8.0)
 
 
 @checks("locate_circuit")
 def circuit(c: Both) -> None:
-    """The log-odds with all edges, and the effects of single edges, with means of what writers write in each role."""
+    """The log-odds with all edges, and the effects of single edges, with means of what writers
+    write in each role.
+    """
     scored = c.scored(c.clean_log_probs)
     for reader_at, head in (("last", c.reader), ("label", c.heads[1])):
-        found = il.locate_circuit(c.model, c.batch, c.batch, [head], reader_at=reader_at, n_edges=4, n_random=3)
-        assert_close(found.score("all")[0], scored["log_odds"].mean())
-        for one in found.to_frame("edges").itertuples():
+        located = il.locate_circuit(c.model, c.batch, c.batch, [head], reader_at=reader_at, n_edges=4, n_random=3)
+        assert_close(located.score("all")[0], scored["log_odds"].mean())
+        for edge_of_table in located.to_frame("edges").itertuples():
 
-            def edit(row: int, one: Any = one, head=head, reader_at=reader_at) -> Edit:
-                parts = [at_role(c, i, one.writer, one.role) for i in range(len(c.batch))]
+            def edit(row: int, edge: Any = edge_of_table, head=head, reader_at=reader_at) -> Edit:
+                parts = [at_role(c, i, edge.writer, edge.role) for i in range(len(c.batch))]
                 masks = [part.abs().sum(-1) > 0 for part in parts]
                 mean = torch.cat([part[mask] for part, mask in zip(parts, masks, strict=True)]).mean(0)
-                changed = {one.part: parts[row] - mean * masks[row][:, None]}
+                changed = {edge.part: parts[row] - mean * masks[row][:, None]}
                 return c.rebuilt(row, head, changed, c.places(row, reader_at))
 
-            assert_close(one.effect, c.drops(edit)["log_odds"].mean(), scale=8.0, msg=one.edge)
+            assert_close(edge_of_table.effect, c.drops(edit)["log_odds"].mean(), scale=8.0, msg=edge_of_table.edge)
 
 
 @checks("two_towers", "locate_towers")
 def towers(c: Both) -> None:
-    """What the last position reads comes from other prompts: its query, and keys and values at labels.
+    """What the last position reads comes from other prompts: its query, and keys and values at
+    labels.
 
-    Every exchange in heads together and, on average over the prompts, the single ones in heads one by one.
+    Every exchange in heads together and, on average over the prompts, the single ones in heads one
+    by one.
     """
     lost, single = sweep.exchanged(c), sweep.located_towers(c)
     prompts = tower_prompts(c.model, sweep.tokenized(c.model, sweep.ONE_WORD))
@@ -1073,45 +1149,61 @@ def towers(c: Both) -> None:
         last, target = len(ids) - 1, int(prompts.batch.answer_tokens[row])
 
         def donated(part: str, name: str, row: int = row, last: int = last) -> list[tuple[int, Pass, int]]:
-            """Return (position, pass of a donor, position in it) of everything that is exchanged."""
+            """Return (position, pass of a donor, position in it) of everything that is
+            exchanged.
+            """
             donor = prompts.donors[name]
             passes = [clean(tuple(ids.tolist())) for ids in trimmed(donor.batch)]
             if part == "q":
                 return [(last, passes[row], len(passes[row].logits) - 1)]
             places = prompts.batch.label_positions[row].tolist()
             theirs = zip(donor.rows[row].tolist(), donor.places[row].tolist(), strict=True)
-            return [(at, passes[one], place) for at, (one, place) in zip(places, theirs, strict=True) if at >= 0]
+            return [
+                (at, passes[donor_row], place) for at, (donor_row, place) in zip(places, theirs, strict=True) if at >= 0
+            ]
 
-        def odds(one: Any = None, heads: Sequence[il.Head] = ()) -> Tensor:
-            names = {part: getattr(one, part) for part in "qkv"} if one is not None else {}
+        def odds(exchange_of_part: Any = None, heads: Sequence[il.Head] = ()) -> Tensor:
+            names = {part: getattr(exchange_of_part, part) for part in "qkv"} if exchange_of_part is not None else {}
             taken = {part: donated(part, name) for part, name in names.items() if name is not None}
 
             edit = in_turn(
                 *(
-                    writing(part if part == "q" else f"last {part}", layer, (chosen, at), value[layer][chosen, place])
-                    for part, some in taken.items()
-                    for at, value, place in ((at, getattr(donor, part), place) for at, donor, place in some)
-                    for layer, chosen in by_layer(heads).items()
+                    writing(
+                        part if part == "q" else f"last {part}",
+                        layer,
+                        (heads_of_layer, at),
+                        value[layer][heads_of_layer, place],
+                    )
+                    for part, donations in taken.items()
+                    for at, value, place in ((at, getattr(donor, part), place) for at, donor, place in donations)
+                    for layer, heads_of_layer in by_layer(heads).items()
                 )
             )
-            found = reference_passes.run(c.hf, ids, edit).log_probs  # noqa: B023
-            return found[target] - found[FOO + BAR - target]  # noqa: B023
+            log_probs = reference_passes.run(c.hf, ids, edit).log_probs  # noqa: B023
+            return log_probs[target] - log_probs[FOO + BAR - target]  # noqa: B023
 
         intact = odds()
-        for one in EXCHANGES:
-            assert_close(lost[one.name][row], intact - odds(one, c.heads), scale=8.0, msg=one.name)
-        for one, head in product(EXCHANGES[:3], c.heads):
-            drops.setdefault((head, one.name), []).append(intact - odds(one, [head]))
-    assert max(float(torch.stack(some).abs().max()) for some in drops.values()) > 1e-2
-    for (head, name), some in drops.items():
-        assert_close(single[name][head], torch.stack(some).mean(), scale=8.0, msg=f"{head}, {name}")
+        for exchange in EXCHANGES:
+            assert_close(
+                lost[exchange.name][row],
+                intact - odds(exchange, c.heads),
+                scale=8.0,
+                msg=exchange.name,
+            )
+        for exchange, head in product(EXCHANGES[:3], c.heads):
+            drops.setdefault((head, exchange.name), []).append(intact - odds(exchange, [head]))
+    assert max(float(torch.stack(drops_of_exchange).abs().max()) for drops_of_exchange in drops.values()) > 1e-2
+    for (head, name), drops_by_prompt in drops.items():
+        assert_close(single[name][head], torch.stack(drops_by_prompt).mean(), scale=8.0, msg=f"{head}, {name}")
 
 
 # Gradients and vectors
 
 
 def saliency_of(hf: Any, ids: Tensor, labels: list[int] | slice, target: int) -> Tensor:
-    """Return |pattern · ∂loss/∂pattern| [layer query key], summed over heads; the loss is that among labels."""
+    """Return |pattern · ∂loss/∂pattern| [layer query key], summed over heads; the loss is that
+    among labels.
+    """
     return times_slopes(hf, ids, "pattern", lambda x: x[labels].logsumexp(0) - x[target]).abs().sum(1)
 
 
@@ -1128,15 +1220,17 @@ def saliency(c: Both) -> None:
             "label_to_last": [(n - 1, j) for j in labels],
             "other_to_last": [(n - 1, j) for j in range(n - 1) if j not in labels],
         }
-        kinds["rest"] = [one for one in pairs if one not in kinds["text_to_label"] + kinds["label_to_last"]]
-        for name, some in kinds.items():
-            mean = torch.stack([theirs[:, i, j] for i, j in some]).mean(0)
+        kinds["rest"] = [pair for pair in pairs if pair not in kinds["text_to_label"] + kinds["label_to_last"]]
+        for name, pairs_of_kind in kinds.items():
+            mean = torch.stack([theirs[:, i, j] for i, j in pairs_of_kind]).mean(0)
             assert_close(getattr(flow, name)[row, layers], mean, msg=name)
 
 
 @checks("function_vector")
 def function_vector(c: Both) -> None:
-    total = torch.stack([one.head_outputs[head] for one in c.references for head in map(tuple, c.heads)]).sum(0)
+    total = torch.stack(
+        [reference.head_outputs[head] for reference in c.references for head in map(tuple, c.heads)]
+    ).sum(0)
     ours = il.function_vector(c.model, c.batch, c.heads)
     assert_close(ours, total / len(c.batch), scale=float(total.abs().max()))
 
@@ -1154,10 +1248,10 @@ def indirect_effects(c: Both) -> None:
 @checks("AddVector")
 def vector_added(c: Both) -> None:
     for layer in (0, families.N_LAYERS - 1):
-        for positions, chosen in (("last", [-1]), ("all", slice(None)), ([2, -3], [2, -3])):
+        for positions, index in (("last", [-1]), ("all", slice(None)), ([2, -3], [2, -3])):
             for replaced in (False, True):
                 added = lambda x, new=replaced: c.vectors[0].to(x) + (0 if new else x)  # noqa: E731
-                edit = writing("resid_post", layer, chosen, added)
+                edit = writing("resid_post", layer, index, added)
                 ours = il.AddVector(c.vectors, layer, replace=replaced, positions=positions)
                 moves = (positions, layer) != ([2, -3], families.N_LAYERS - 1)
                 c.same(il.edited(c.model, ours, batch=c.batch), lambda row, edit=edit: edit, moves=moves)
@@ -1165,7 +1259,9 @@ def vector_added(c: Both) -> None:
 
 @checks("task_vectors", "vector_gains")
 def vector_gains(c: Both) -> None:
-    """At every layer, the mean of other prompts in place of the residual stream, and added to it."""
+    """At every layer, the mean of other prompts in place of the residual stream, and added to
+    it.
+    """
     stream = []
     for ids in trimmed(c.other):
         seen: dict[int, Tensor] = {}
@@ -1177,15 +1273,15 @@ def vector_gains(c: Both) -> None:
     ours = il.task_vectors(c.model, c.other)
     assert_close(ours, means, scale=float(means.abs().max()))
     for replaced in (False, True):
-        found = il.vector_gains(c.model, ours, c.batch, replace=replaced)
+        gains = il.vector_gains(c.model, ours, c.batch, replace=replaced)
         for layer, mean in enumerate(means):
             added = lambda x, mean=mean, new=replaced: mean.to(x) + (0 if new else x)  # noqa: E731
             edit = writing("resid_post", layer, -1, added)
             theirs = c.log_probs(lambda row, edit=edit: edit)
-            own = c.scored(theirs)["log_prob"]
-            assert_close(found.log_prob[:, layer], own)
+            log_prob = c.scored(theirs)["log_prob"]
+            assert_close(gains.log_prob[:, layer], log_prob)
             top = theirs.gather(1, c.targets[:, None])[:, 0] >= theirs.max(1).values
-            assert found.top1[:, layer].tolist() == top.tolist()
+            assert gains.top1[:, layer].tolist() == top.tolist()
 
 
 @checks("calibrated_scores")
@@ -1205,13 +1301,13 @@ def calibrated(c: Both) -> None:
 
 @checks("generate")
 def generated(c: Both) -> None:
-    found = il.generate(c.model, c.batch, [[], [il.Ablate(c.heads)]], max_new_tokens=3)
+    continuations = il.generate(c.model, c.batch, [[], [il.Ablate(c.heads)]], max_new_tokens=3)
     for row in range(len(c.batch)):
         for number, edit in enumerate((None, c.removed(c.heads))):
             ids, n, end = c.ids[row], len(c.ids[row]), c.model.tokenizer.eos_token_id
             while len(ids) < n + 3 and (len(ids) == n or int(ids[-1]) != end):
                 ids = torch.cat([ids, reference_passes.run(c.hf, ids, edit).log_probs.argmax()[None]])
-            assert list(found.tokens[number][row]) == ids[n:].tolist()
+            assert list(continuations.tokens[number][row]) == ids[n:].tolist()
 
 
 # The sweep
@@ -1222,7 +1318,9 @@ def test_no_function_that_takes_a_model_is_forgotten() -> None:
 
 
 IN_TURN = ("gpt2", "gemma2", "llama_gqa", "bloom", "gptj", "qwen3")
-"""Biases and positions, soft caps and windows, shared keys, ALiBi, rotation of neighbors, norms of queries and keys."""
+"""Biases and positions, soft caps and windows, shared keys, ALiBi, rotation of neighbors, norms of
+queries and keys.
+"""
 READ_NORMS = {"last_query", "label_similarity", "metric", "score_parts"}
 """Checks in which norms of queries and keys matter most."""
 LONG = {"edges", "patched"}
@@ -1240,8 +1338,8 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("check", "family"), list(cases()))
-def test_numbers_are_hugging_faces(both, monkeypatch, family, check) -> None:
-    case, (names, compare) = both(family), CHECKS[check]
+def test_numbers_are_hugging_faces(case_of_family, monkeypatch, family, check) -> None:
+    case, (names, compare) = case_of_family(family), CHECKS[check]
     refused = [name for name in names if is_refused(name, family, lambda name=name: CALLS[name].function(case))]
     if refused:
         assert set(refused) == names, "check functions that a family refuses apart from those that it has"

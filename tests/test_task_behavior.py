@@ -1,4 +1,6 @@
-"""What a model does on a task: each contrast is zero for other behaviors, and each sentence follows its number."""
+"""What a model does on a task: each contrast is zero for other behaviors, and each sentence follows
+its number.
+"""
 
 import itertools
 import json
@@ -43,19 +45,19 @@ def test_models_that_do_one_thing(case, tmp_path, capsys):
     kind, labels, behaviors = EXPECTED[case]
     truth = build(kind, tmp_path)
     model = il.load_model(str(truth.folder), device="cpu")
-    found = il.task_check(
+    check = il.task_check(
         model, il.load_task("sentiment-number", path=truth.words, layout="random", n=N_PROMPTS, labels=labels)
     )
     small = {"prefers"} - {*behaviors}  # the noise of the weights prefers a label by some tenths of a nat
-    assert tuple(name for name in found.behaviors if name not in small) == behaviors
-    assert "prefers" in behaviors or found.effects["prefers"].value < 0.5
-    assert kind == "untrained" or found.shares[behaviors[0]].value > 0.5
+    assert tuple(name for name in check.behaviors if name not in small) == behaviors
+    assert "prefers" in behaviors or check.effects["prefers"].value < 0.5
+    assert kind == "untrained" or check.shares[behaviors[0]].value > 0.5
     if kind == "lookup":
         options = {"task": "sentiment-number", "path": truth.words, "labels": ",".join(labels) if labels else None}
         capsys.readouterr()
         locate(**options, model=str(truth.folder), n=N_PROMPTS, k=1, layout="order", device="cpu")
-        assert str(found) in " ".join(capsys.readouterr().out.split())
-    assert ("not shown to learn" in str(found)) == ("learns" not in behaviors)
+        assert str(check) in " ".join(capsys.readouterr().out.split())
+    assert ("not shown to learn" in str(check)) == ("learns" not in behaviors)
 
 
 PREFERENCES = (0.0, 2.0, 6.0)
@@ -71,27 +73,29 @@ PREFERENCES = (0.0, 2.0, 6.0)
     ],
 )
 def test_a_preference_neither_hides_nor_feigns_another_behavior(kind, labels, tells_apart, tmp_path):
-    """From a preference of 0 to 6 nats, the other effects and AUROCs stay; only accuracy and the preference change."""
-    found, correct = [], []
+    """From a preference of 0 to 6 nats, the other effects and AUROCs stay; only accuracy and the
+    preference change.
+    """
+    checks, correct = [], []
     for nats in PREFERENCES:
         word = "bar" if labels is None else labels[0]
         truth = build(kind, tmp_path / str(nats), preference=nats, preferred=word)
         model = il.load_model(str(truth.folder), device="cpu")
         prompts = il.load_task("sentiment-number", path=truth.words, layout="random", n=40, labels=labels)
-        found.append(il.task_check(model, prompts))
-        correct.append(found[-1].accuracy["given"].value)
+        checks.append(il.task_check(model, prompts))
+        correct.append(checks[-1].accuracy["given"].value)
     behavior = {"two-tower": "learns", "lookup": "knows", "last-label": "copies"}.get(kind)
-    for nats, check in zip(PREFERENCES, found, strict=True):
+    for nats, check in zip(PREFERENCES, checks, strict=True):
         assert check.tells_apart == tells_apart
-        assert check.auroc["given"].value == pytest.approx(found[0].auroc["given"].value, abs=0.02)
+        assert check.auroc["given"].value == pytest.approx(checks[0].auroc["given"].value, abs=0.02)
         for name in ("learns", "knows", "copies"):
-            assert check.effects[name].value == pytest.approx(found[0].effects[name].value, abs=0.1)
+            assert check.effects[name].value == pytest.approx(checks[0].effects[name].value, abs=0.1)
         assert behavior is None or behavior in check.behaviors
-        sign = 1 if found[0].favorite == word else -1
+        sign = 1 if checks[0].favorite == word else -1
         if nats >= 1:
             assert check.favorite == word
             assert check.effects["prefers"].value == pytest.approx(
-                nats + sign * found[0].effects["prefers"].value, abs=0.1
+                nats + sign * checks[0].effects["prefers"].value, abs=0.1
             )
             assert f"It prefers {word!r} by {check.effects['prefers'].value:.2f} nats" in str(check)
         assert ("model learns from" in str(check)) == (behavior == "learns")
@@ -101,19 +105,21 @@ def test_a_preference_neither_hides_nor_feigns_another_behavior(kind, labels, te
 
 
 def of_three_classes(words: Any, n: int) -> list[il.Prompt]:
-    """Prompts of three classes, two demonstrations each, all labels equally often the answer and last."""
+    """Prompts of three classes, two demonstrations each, all labels equally often the answer and
+    last.
+    """
     listed = json.loads(words.read_text())["categories"]
     classes = {"foo": listed["animal"], "bar": listed["country"], "baz": listed["number"]}
     rng, prompts = np.random.default_rng(0), []
     for i in range(n):
         answer = tuple(classes)[i % 3]
         query = classes[answer][i % 30]
-        shown = [
+        demonstrations = [
             il.Demonstration(text, label)
             for label, texts in classes.items()
             for text in rng.choice([text for text in texts if text != query], 2, replace=False).tolist()
         ]
-        order = [shown[j] for j in rng.permutation(len(shown))]
+        order = [demonstrations[j] for j in rng.permutation(len(demonstrations))]
         prompts.append(il.Prompt(order, query, answer, tuple(classes)))
     return prompts
 
@@ -125,26 +131,28 @@ def test_three_classes_and_a_preference(kind, tells_apart, tmp_path):
     for nats in (0.0, 4.0):
         truth = build(kind, tmp_path / str(nats), preference=nats)
         model = il.load_model(str(truth.folder), device="cpu")
-        found = il.task_check(model, of_three_classes(truth.words, 60))
-        assert found.tells_apart == tells_apart
-        assert list(found.label_auroc) == ["foo", "bar", "baz"]
-        assert all((share.low > 0.8) == tells_apart for share in found.label_auroc.values())
-        assert ("learns" in found.behaviors) == (kind == "two-tower")
-        assert kind != "last-label" or "copies" in found.behaviors
-        preferences[nats] = found.effects["prefers"].value
-    assert found.favorite == "bar"
+        check = il.task_check(model, of_three_classes(truth.words, 60))
+        assert check.tells_apart == tells_apart
+        assert list(check.label_auroc) == ["foo", "bar", "baz"]
+        assert all((share.low > 0.8) == tells_apart for share in check.label_auroc.values())
+        assert ("learns" in check.behaviors) == (kind == "two-tower")
+        assert kind != "last-label" or "copies" in check.behaviors
+        preferences[nats] = check.effects["prefers"].value
+    assert check.favorite == "bar"
     assert preferences[4] == pytest.approx(4, abs=1), "the weights have one of some tenths of a nat without it"
 
 
 def test_aurocs_are_those_of_pairs_in_every_draw():
-    """A count over all pairs of prompts, each as often as drawn; each prompt has its own choices."""
+    """A count over all pairs of prompts, each as often as drawn; each prompt has its own
+    choices.
+    """
     rng = np.random.default_rng(1)
     scores = torch.from_numpy(rng.normal(size=(30, 3))).log_softmax(-1)
     answer = torch.from_numpy(rng.integers(2, size=30))
     choices = torch.tensor([[True, True, i % 2 == 0] for i in range(30)])
     counts = rng.multinomial(29, [1 / 30] * 30, size=4)
     weights = np.concatenate([np.full((1, 30), 1 / 30), counts / 29])
-    found = il.metrics.label_aurocs(scores, answer, choices=choices, weights=weights)
+    aurocs = il.metrics.label_aurocs(scores, answer, choices=choices, weights=weights)
     p = scores.exp().masked_fill(~choices, 0)
     odds = (p / (p.sum(-1, keepdim=True) - p)).log().numpy()
     for draw, often in enumerate([np.ones(30, int), *counts]):
@@ -155,39 +163,44 @@ def test_aurocs_are_those_of_pairs_in_every_draw():
                 for i, j in itertools.product(rows, rows)
                 if answer[i] == label != answer[j]
             ]
-            assert found[draw, label] == pytest.approx(np.mean(pairs))
-    assert np.isnan(found[:, 2]).all(), "the third label is never the answer"
+            assert aurocs[draw, label] == pytest.approx(np.mean(pairs))
+    assert np.isnan(aurocs[:, 2]).all(), "the third label is never the answer"
     one_row = il.metrics.label_aurocs(scores, answer, choices=choices)
-    np.testing.assert_array_equal(one_row, found[:1])
+    np.testing.assert_array_equal(one_row, aurocs[:1])
 
 
 def test_your_prompts_are_measured_as_they_are(icl_mini, monkeypatch):
     """In the paper's layout, copying the last label is always right, and only there."""
     prompts = il.load_task("animal-country", layout="order", n=40)
-    found = check_rule(icl_mini, monkeypatch, prompts, copy_last)
-    assert found.accuracy["given"].value == found.accuracy["last"].value == found.last_label == 1
-    assert found.accuracy["other"].value == 0
-    assert found.behaviors == ("copies",)
+    check = check_rule(icl_mini, monkeypatch, prompts, copy_last)
+    assert check.accuracy["given"].value == check.accuracy["last"].value == check.last_label == 1
+    assert check.accuracy["other"].value == 0
+    assert check.behaviors == ("copies",)
     assert "In the order given, the model answers 100% of the 40 prompts correctly (91%–100%; always the last" in str(
-        found
+        check
     )
-    assert list(found.accuracy) == ["given", "last", "other", "original", "exchanged"]
+    assert list(check.accuracy) == ["given", "last", "other", "original", "exchanged"]
 
 
 def test_prompts_that_share_one_query_have_no_verdict(icl_mini):
-    """24 orders of the same demonstrations say nothing about other queries: measured, not judged."""
-    shown = [il.Demonstration(*one) for one in (("cat", "foo"), ("Spain", "bar"), ("dog", "foo"), ("Italy", "bar"))]
-    prompts = [il.Prompt(order, "France", "bar", ("foo", "bar")) for order in itertools.permutations(shown)]
-    found = il.task_check(icl_mini, prompts)
-    assert (found.n_prompts, found.n_queries, found.behaviors) == (24, 1, ())
-    assert str(found).startswith("No verdict, because all 24 prompts have the same query")
-    assert "nan" not in str(found)
-    assert "cannot do" not in str(found)
+    """24 orders of the same demonstrations say nothing about other queries: measured, not
+    judged.
+    """
+    demonstrations = [
+        il.Demonstration(*text_and_label)
+        for text_and_label in (("cat", "foo"), ("Spain", "bar"), ("dog", "foo"), ("Italy", "bar"))
+    ]
+    prompts = [il.Prompt(order, "France", "bar", ("foo", "bar")) for order in itertools.permutations(demonstrations)]
+    check = il.task_check(icl_mini, prompts)
+    assert (check.n_prompts, check.n_queries, check.behaviors) == (24, 1, ())
+    assert str(check).startswith("No verdict, because all 24 prompts have the same query")
+    assert "nan" not in str(check)
+    assert "cannot do" not in str(check)
     batch = il.tokenize(icl_mini, prompts)
     expected = il.metrics.accuracy(il.score(icl_mini, batch), batch.answer)
-    assert found.accuracy["given"].value == expected
-    assert f"In the order given, the model answers {expected:.0%} of the 24 prompts correctly" in str(found)
-    assert "NaN" not in json.dumps(found.to_dict())
+    assert check.accuracy["given"].value == expected
+    assert f"In the order given, the model answers {expected:.0%} of the 24 prompts correctly" in str(check)
+    assert "NaN" not in json.dumps(check.to_dict())
 
 
 Rule = Callable[[il.Prompt], str]
@@ -223,33 +236,33 @@ def learn(prompt: il.Prompt) -> str:
     ],
 )
 def test_answers_by_a_rule(icl_mini, monkeypatch, rule, behaviors):
-    found = check_rule(icl_mini, monkeypatch, il.load_task("animal-country", layout="random", n=60), rule)
-    assert found.behaviors == behaviors
-    for name in found.effects:
+    check = check_rule(icl_mini, monkeypatch, il.load_task("animal-country", layout="random", n=60), rule)
+    assert check.behaviors == behaviors
+    for name in check.effects:
         expected = float(name in behaviors)
         # What goes by the query alone is no behavior, but differs from query to query.
-        assert found.shares[name].value == pytest.approx(expected, abs=1e-9 if behaviors else 0.3)
+        assert check.shares[name].value == pytest.approx(expected, abs=1e-9 if behaviors else 0.3)
 
 
 @pytest.mark.slow
 def test_accuracies_are_those_of_a_loop(icl_mini):
     prompts = il.load_task("sentiment-number", layout="random", n=20, demonstrations=1)
-    found = il.task_check(icl_mini, prompts, seed=3)
+    check = il.task_check(icl_mini, prompts, seed=3)
     right = []
     for prompt in prompts:
-        by_label = sorted(prompt.demonstrations, key=lambda shown: shown.label == prompt.answer)
-        exchanged = [il.Demonstration(shown.text, {"foo": "bar", "bar": "foo"}[shown.label]) for shown in by_label]
+        by_label = sorted(prompt.demonstrations, key=lambda demonstration: demonstration.label == prompt.answer)
+        exchanged = [il.Demonstration(pair.text, {"foo": "bar", "bar": "foo"}[pair.label]) for pair in by_label]
         partner = next(label for label in prompt.labels if label != prompt.answer)
-        for shown, answer in ((by_label, prompt.answer), (exchanged, partner)):
-            same = il.Prompt(shown, prompt.query, answer, prompt.labels)
+        for arranged, answer in ((by_label, prompt.answer), (exchanged, partner)):
+            same = il.Prompt(arranged, prompt.query, answer, prompt.labels)
             log_probs = il.score(icl_mini, il.tokenize(icl_mini, [same], labels=prompt.labels))[0]
             right.append(prompt.labels[int(log_probs.argmax())] == answer)
-    assert found.accuracy["last"].value == sum(right) / len(right)
-    frame = found.to_frame()
-    assert frame.loc["accuracy, last", "value"] == found.accuracy["last"].value
+    assert check.accuracy["last"].value == sum(right) / len(right)
+    frame = check.to_frame()
+    assert frame.loc["accuracy, last", "value"] == check.accuracy["last"].value
     says_last = [prompt.demonstrations[-1].label == prompt.answer for prompt in prompts]
-    assert frame.loc["baseline, last label", "value"] == found.last_label == sum(says_last) / len(says_last)
-    assert list(frame.loc["copies, nats"]) == list(found.effects["copies"])
+    assert frame.loc["baseline, last label", "value"] == check.last_label == sum(says_last) / len(says_last)
+    assert list(frame.loc["copies, nats"]) == list(check.effects["copies"])
 
 
 # Planted scores
@@ -259,20 +272,24 @@ EFFECTS = ("learns", "knows", "copies", "first", "prefers")
 
 
 def made_up_prompts(n_labels: int, n_each: int, n: int = 48) -> list[il.Prompt]:
-    """Return prompts whose classes have labels in random order, with `n_each` demonstrations of each class."""
+    """Return prompts whose classes have labels in random order, with `n_each` demonstrations of
+    each class.
+    """
     rng, labels, prompts = random.Random(0), LABELS[:n_labels], []
     for number in range(n):
         label_of = rng.sample(labels, n_labels)
-        shown = [
+        demonstrations = [
             il.Demonstration(f"{place} of class {c}", label_of[c]) for place in range(n_each) for c in range(n_labels)
         ]
         answer = labels[number % n_labels]
-        prompts.append(il.Prompt(rng.sample(shown, len(shown)), f"query {number}", answer, labels))
+        prompts.append(il.Prompt(rng.sample(demonstrations, len(demonstrations)), f"query {number}", answer, labels))
     return prompts
 
 
 def planted_scores(prompt: il.Prompt, original: str, nats: dict[str, float]) -> np.ndarray:
-    """Return the labels' log-probabilities of a model with behaviors of this many nats; it prefers "bar"."""
+    """Return the labels' log-probabilities of a model with behaviors of this many nats; it prefers
+    "bar".
+    """
     gains = dict.fromkeys(prompt.labels, 0.0)
     gains[prompt.answer] += nats.get("learns", 0)
     gains[original] += nats.get("knows", 0)
@@ -300,7 +317,8 @@ def planted_contrasts(arranged: list[ArrangedPrompt], nats: dict[str, float]) ->
 
 SINGLE = [{name: nats} for name in EFFECTS for nats in (1.5, -1.5) if name not in ("prefers", "first") or nats > 0]
 PAIRS = [
-    {one: 1.0, two: -2.0 if two in ("learns", "copies") else 2.0} for one, two in itertools.permutations(EFFECTS, 2)
+    {behavior: 1.0, two: -2.0 if two in ("learns", "copies") else 2.0}
+    for behavior, two in itertools.permutations(EFFECTS, 2)
 ]
 PREFERRING = [{name: 1.0, "prefers": nats} for name in ("learns", "knows", "copies") for nats in (2.0, 4.0, 6.0)]
 
@@ -308,11 +326,13 @@ PREFERRING = [{name: 1.0, "prefers": nats} for name in ("learns", "knows", "copi
 @pytest.mark.parametrize("n_labels", [2, 3, 4, 6])
 @pytest.mark.parametrize("n_each", [1, 2])
 def test_a_contrast_is_zero_for_every_other_behavior(n_labels, n_each):
-    """In every prompt, alone and in pairs: with one demonstration each, the first label is not told from the last."""
+    """In every prompt, alone and in pairs: with one demonstration each, the first label is not told
+    from the last.
+    """
     arranged = [arrange(prompt) for prompt in made_up_prompts(n_labels, n_each, n=24)]
     for nats in ({}, *SINGLE, *PAIRS, *PREFERRING):
-        found = planted_contrasts(arranged, nats)
-        values = {name: getattr(found, name) for name in EFFECTS} | {"prefers": found.prefers[:, 1]}
+        planted = planted_contrasts(arranged, nats)
+        values = {name: getattr(planted, name) for name in EFFECTS} | {"prefers": planted.prefers[:, 1]}
         expected = {name: nats.get(name, 0.0) for name in EFFECTS}
         if n_each == 1:
             expected |= {"copies": expected["copies"] - expected["first"], "first": np.nan}
@@ -324,10 +344,10 @@ def planted_check(prompts: list[il.Prompt], nats: dict[str, float], noise: float
     """Return the check of planted scores; `noise` is its standard deviation, nats."""
     arranged, labels, rng = [arrange(prompt) for prompt in prompts], prompts[0].labels, np.random.default_rng(0)
 
-    def scores(shown: list[il.Prompt]) -> LabelScores:
-        pairs = zip(shown, prompts, strict=True)
+    def scores(arranged_prompts: list[il.Prompt]) -> LabelScores:
+        pairs = zip(arranged_prompts, prompts, strict=True)
         planted = np.array([planted_scores(prompt, str(original.answer), nats) for prompt, original in pairs])
-        answers = [labels.index(str(prompt.answer)) for prompt in shown]
+        answers = [labels.index(str(prompt.answer)) for prompt in arranged_prompts]
         return LabelScores(torch.from_numpy(planted + rng.normal(0, noise, planted.shape)), torch.tensor(answers))
 
     by_arrangement = {name: scores([prompt.prompts[name] for prompt in arranged]) for name in arranged[0].prompts}
@@ -368,9 +388,9 @@ CLAIMS = {
 )
 def test_each_behavior_that_holds_gets_its_sentence_and_no_other(nats, behaviors):
     for n_labels in (2, 3):
-        found = planted_check(made_up_prompts(n_labels, 2, n=36), nats, noise=0.05)
-        assert found.behaviors == behaviors
-        sentence = str(found)
+        check = planted_check(made_up_prompts(n_labels, 2, n=36), nats, noise=0.05)
+        assert check.behaviors == behaviors
+        sentence = str(check)
         for name, claim in CLAIMS.items():
             assert (claim in sentence) == (name in behaviors)
         assert ("not shown to learn" in sentence) == (not {"learns", "contradicts"} & {*behaviors})
@@ -379,15 +399,15 @@ def test_each_behavior_that_holds_gets_its_sentence_and_no_other(nats, behaviors
 
 def test_a_behavior_that_no_answer_follows_is_called_a_leaning():
     prompts = made_up_prompts(2, 2)
-    found = planted_check(prompts, {"learns": 3, "copies": 0.5})
-    assert found.behaviors == ("learns", "copies")
+    check = planted_check(prompts, {"learns": 3, "copies": 0.5})
+    assert check.behaviors == ("learns", "copies")
     assert "It leans toward the last label: a label gains 0.50 nats (0.50 … 0.50) where it is shown last, but" in str(
-        found
+        check
     )
-    assert "100% of answers are right where the query's class is last, and 100% where another class is" in str(found)
-    found = planted_check(prompts, {"learns": 3, "copies": -0.5, "first": 0.5})
-    assert "It leans away from the last label" in str(found)
-    assert "It leans toward the first label" in str(found)
+    assert "100% of answers are right where the query's class is last, and 100% where another class is" in str(check)
+    check = planted_check(prompts, {"learns": 3, "copies": -0.5, "first": 0.5})
+    assert "It leans away from the last label" in str(check)
+    assert "It leans toward the first label" in str(check)
     hidden = planted_check(prompts, {"learns": 1, "prefers": 3})
     assert "although its answers do not clearly follow; 50% of answers follow them with the original labels" in str(
         hidden
@@ -396,30 +416,37 @@ def test_a_behavior_that_no_answer_follows_is_called_a_leaning():
 
 
 def test_an_avoided_last_label_is_named():
-    """17% right where the query's class is last and 88% where it is not: learning alone would be called nothing."""
+    """17% right where the query's class is last and 88% where it is not: learning alone would be
+    called nothing.
+    """
     prompts = made_up_prompts(2, 2, n=60)
-    found = planted_check(prompts, {"copies": -0.87}, noise=0.6)
-    assert found.behaviors == ("avoids",)
-    assert found.accuracy["last"].value < 0.3 < 0.7 < found.accuracy["other"].value
-    last, other = (found.accuracy[name].value for name in ("last", "other"))
-    assert f"{last:.0%} of answers are right where the query's class is last, and {other:.0%} where" in str(found)
+    check = planted_check(prompts, {"copies": -0.87}, noise=0.6)
+    assert check.behaviors == ("avoids",)
+    assert check.accuracy["last"].value < 0.3 < 0.7 < check.accuracy["other"].value
+    last, where_other_is_last = (check.accuracy[name].value for name in ("last", "other"))
+    assert (
+        f"{last:.0%} of answers are right where the query's class is last, and {where_other_is_last:.0%} where"
+        in str(check)
+    )
 
 
 def test_with_one_answer_a_preference_is_not_told_from_knowing_words():
     prompts = [prompt for prompt in made_up_prompts(2, 2, n=80) if prompt.answer == "bar"]
-    found = planted_check(prompts, {"learns": 1, "knows": 1, "prefers": 1})
-    assert np.isnan(found.effects["knows"].value)
-    assert found.behaviors == ("prefers", "learns")
-    assert found.effects["prefers"].value == pytest.approx(2)
-    assert "It prefers 'bar' or knows its word, which these prompts cannot tell apart" in str(found)
+    check = planted_check(prompts, {"learns": 1, "knows": 1, "prefers": 1})
+    assert np.isnan(check.effects["knows"].value)
+    assert check.behaviors == ("prefers", "learns")
+    assert check.effects["prefers"].value == pytest.approx(2)
+    assert "It prefers 'bar' or knows its word, which these prompts cannot tell apart" in str(check)
     three = [prompt for prompt in made_up_prompts(3, 2, n=80) if prompt.answer == "bar"]
-    found = planted_check(three, {"learns": 1, "prefers": 6})
-    assert (found.behaviors, found.favorite) == (("learns",), "bar")
-    assert np.isnan(found.effects["prefers"].value)
+    check = planted_check(three, {"learns": 1, "prefers": 6})
+    assert (check.behaviors, check.favorite) == (("learns",), "bar")
+    assert np.isnan(check.effects["prefers"].value)
 
 
 def test_intervals_are_those_of_the_sampled_estimate():
-    """The spread of estimates over fresh prompts is what the values of each prompt say, whatever the preference."""
+    """The spread of estimates over fresh prompts is what the values of each prompt say, whatever
+    the preference.
+    """
     estimates, errors = [], []
     for seed in range(60):
         rng = np.random.default_rng(seed)
@@ -430,8 +457,8 @@ def test_intervals_are_those_of_the_sampled_estimate():
             np.ones((30, 3), bool),
             rng.random(30) < 0.5,
         )
-        found = contrasts(rng.normal(0, 1, (4, 30, 3)) + np.array([0.0, 6.0, 0.0]), design)
-        values = np.stack([found.learns, found.knows, found.copies, found.prefers[:, 1]])
+        estimated = contrasts(rng.normal(0, 1, (4, 30, 3)) + np.array([0.0, 6.0, 0.0]), design)
+        values = np.stack([estimated.learns, estimated.knows, estimated.copies, estimated.prefers[:, 1]])
         estimates.append(values.mean(1))
         errors.append(values.std(1, ddof=1) / np.sqrt(30))
     np.testing.assert_allclose(np.mean(errors, 0), np.std(estimates, 0), rtol=0.25)
@@ -445,18 +472,28 @@ def test_mirrored_orders_have_the_same_labels_as_exchanged_ones():
         begins = set()
         for prompt in made_up_prompts(n_labels, n_each):
             arranged = arrange(prompt)
-            shown = {name: [one.label for one in p.demonstrations] for name, p in arranged.prompts.items()}
-            texts = {name: [one.text for one in p.demonstrations] for name, p in arranged.prompts.items()}
-            assert shown["last"] == shown["other, exchanged"]
-            assert shown["other"] == shown["last, exchanged"]
-            assert (shown["last"][-1], shown["other"][-1]) == (arranged.answer, arranged.partner)
-            assert (shown["last"][0] == arranged.answer) == arranged.starts_as_it_ends
-            assert {*shown["last"][:1]} <= {arranged.answer, arranged.partner}
+            labels_by_arrangement = {
+                name: [demonstration.label for demonstration in p.demonstrations]
+                for name, p in arranged.prompts.items()
+            }
+            texts = {
+                name: [demonstration.text for demonstration in p.demonstrations] for name, p in arranged.prompts.items()
+            }
+            assert labels_by_arrangement["last"] == labels_by_arrangement["other, exchanged"]
+            assert labels_by_arrangement["other"] == labels_by_arrangement["last, exchanged"]
+            assert (labels_by_arrangement["last"][-1], labels_by_arrangement["other"][-1]) == (
+                arranged.answer,
+                arranged.partner,
+            )
+            assert (labels_by_arrangement["last"][0] == arranged.answer) == arranged.starts_as_it_ends
+            assert {*labels_by_arrangement["last"][:1]} <= {arranged.answer, arranged.partner}
             assert texts["last"] == texts["last, exchanged"]
             assert texts["other"] == texts["other, exchanged"]
-            pairs = {(one.text, one.label) for one in prompt.demonstrations}
+            pairs = {(demonstration.text, demonstration.label) for demonstration in prompt.demonstrations}
             for name in ("last", "other"):
-                assert {(one.text, one.label) for one in arranged.prompts[name].demonstrations} == pairs
+                assert {
+                    (demonstration.text, demonstration.label) for demonstration in arranged.prompts[name].demonstrations
+                } == pairs
                 assert arranged.prompts[name].answer == prompt.answer
                 assert arranged.prompts[f"{name}, exchanged"].answer == arranged.partner
             begins.add(arranged.starts_as_it_ends)
@@ -465,8 +502,10 @@ def test_mirrored_orders_have_the_same_labels_as_exchanged_ones():
 
 def test_classes_with_different_numbers_of_demonstrations_get_the_same_number():
     prompt = il.Prompt.parse("a : x b : x c : x d : y e : z f : z g :", answer="x")
-    for shown in arrange(prompt).prompts.values():
-        counts = [[one.label for one in shown.demonstrations].count(label) for label in "xyz"]
+    for arranged_prompt in arrange(prompt).prompts.values():
+        counts = [
+            [demonstration.label for demonstration in arranged_prompt.demonstrations].count(label) for label in "xyz"
+        ]
         assert counts == [1, 1, 2]
     assert arrange(prompt) == arrange(prompt) != arrange(prompt, seed=1)
 
@@ -485,10 +524,10 @@ def test_prompts_that_cannot_be_checked_are_refused(icl_mini):
 
 
 def test_an_interval_that_includes_a_tenth_of_a_nat_is_no_behavior():
-    found = planted_check(made_up_prompts(2, 2), {"prefers": 0.5})
+    check = planted_check(made_up_prompts(2, 2), {"prefers": 0.5})
     for low, is_named in ((0.11, True), (0.09, False)):
-        changed = replace(found, effects=found.effects | {"prefers": Interval(0.5, low, 0.9)})
+        changed = replace(check, effects=check.effects | {"prefers": Interval(0.5, low, 0.9)})
         assert ("prefers" in changed.behaviors) == ("It prefers 'bar' by 0.50 nats" in str(changed)) == is_named
-    small = replace(found, effects=found.effects | {"learns": Interval(0.15, 0.02, 0.2)})
+    small = replace(check, effects=check.effects | {"learns": Interval(0.15, 0.02, 0.2)})
     assert "not shown to learn" in str(small)
     assert "gains 0.15 nats (0.02 … 0.20), not clearly more than 0.1;" in str(small)

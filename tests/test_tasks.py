@@ -1,4 +1,6 @@
-"""Word and sentence tasks: which texts end up where, and what is refused. No network; test_hub.py has the Hub."""
+"""Word and sentence tasks: which texts end up where, and what is refused. No network; test_hub.py
+has the Hub.
+"""
 
 import json
 import socket
@@ -134,7 +136,9 @@ def test_layouts_show_the_same_texts_in_another_order(task):
 
 
 def test_the_same_texts_asked_about_the_other_class(task):
-    """The query is an unseen text of the false class that is shown first, and the answer is that class's label."""
+    """The query is an unseen text of the false class that is shown first, and the answer is that
+    class's label.
+    """
     prompts = task.prompts(60, layout="order")
     exchanged = [prompt.with_other_query() for prompt in prompts]
     assert [prompt.with_other_query() for prompt in exchanged] == prompts
@@ -157,7 +161,9 @@ def test_seeds_give_the_same_prompts(task):
 
 
 def test_balanced_layouts_ask_for_both_classes_and_exchange_labels_in_every_second_pair(words):
-    """Four prompts: the true class, the false one, and both with labels exchanged; texts are those of the paper's."""
+    """Four prompts: the true class, the false one, and both with labels exchanged; texts are those
+    of the paper's.
+    """
     task = WordTask("color-fruit", words)
     paper, random, last, first = (task.prompts(20, layout=layout) for layout in ("order", "random", "last", "first"))
     swap = {"foo": "bar", "bar": "foo"}
@@ -251,7 +257,9 @@ def test_two_classes_a_prompt_are_those_of_query_and_another(folder):
 
 
 def test_all_classes_keep_their_labels(folder):
-    """A label belongs to the same class in every prompt; the true class stands next to the query."""
+    """A label belongs to the same class in every prompt; the true class stands next to the
+    query.
+    """
     prompts = TextTask("trec", folder, classes="all").prompts(60, layout="order", labels=("foo", "bar", "baz"))
     meaning = {"foo": "ABBR", "bar": "DESC", "baz": "NUM"}
     first = set()

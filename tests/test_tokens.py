@@ -64,7 +64,9 @@ def test_the_papers_positions_whatever_the_tokenizer(kind, prepend_bos):
 
 @pytest.mark.parametrize(("kind", "front"), [("byte", []), ("metaspace", ["<s>"])])
 def test_the_beginning_of_sequence_is_the_published_tokenizers(kind, front, tmp_path):
-    """TransformerLens loads every tokenizer with add_bos_token=True, although GPT-2's own adds no such token."""
+    """TransformerLens loads every tokenizer with add_bos_token=True, although GPT-2's own adds no
+    such token.
+    """
     tokenizer_of(kind).save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path, add_bos_token=True)
     assert loaded("love")["input_ids"][0] == loaded.bos_token_id
@@ -86,13 +88,15 @@ def test_a_tokenizer_whose_origin_is_gone_needs_to_be_told(tmp_path):
 
 @pytest.mark.parametrize("kind", SPACED)
 def test_labels_with_their_space_in_the_label_or_in_the_template(kind):
-    """The label " foo" after "one :" and "foo" after "one : " are the same text, so the same tokens and positions."""
+    """The label " foo" after "one :" and "foo" after "one : " are the same text, so the same tokens
+    and positions.
+    """
     spaced = prompt_of(*[(d.text, f" {d.label}") for d in PAPER.demonstrations])
-    one = tokenize(model_of(kind), spaced, template=Template("{text} :{label}"))
+    tokenized = tokenize(model_of(kind), spaced, template=Template("{text} :{label}"))
     two = tokenize(model_of(kind), PAPER)
-    assert one.labels == (" bar", " foo")
+    assert tokenized.labels == (" bar", " foo")
     for name in ("tokens", "label_positions", "label_tokens", "last", "text_ranges"):
-        assert torch.equal(getattr(one, name), getattr(two, name)), name
+        assert torch.equal(getattr(tokenized, name), getattr(two, name)), name
 
 
 @pytest.mark.parametrize("kind", ["byte", "byte-trimmed"])
@@ -122,7 +126,9 @@ def test_appending_what_the_labels_share(kind):
 
 @pytest.mark.parametrize("kind", ["byte", "byte-trimmed", "byte-prefixed", "metaspace"])
 def test_labels_of_several_tokens_are_scored_and_read_at_the_first(kind):
-    """A label's position is that of its first token, which is scored; its range holds all tokens."""
+    """A label's position is that of its first token, which is scored; its range holds all
+    tokens.
+    """
     prompt = prompt_of(("love", "happy two"), ("nine", "sad"), query="a three", answer="happy two")
     batch = tokenize(model_of(kind), prompt, prepend_bos=False)
     # 0 love 1 : 2 happy 3 two 4 nine 5 : 6 sad 7 a 8 three 9 :
@@ -137,9 +143,11 @@ def test_labels_of_several_tokens_are_scored_and_read_at_the_first(kind):
 
 
 def test_a_label_of_bytes_ends_with_its_last_byte():
-    """é is two bytes that cover the same character: the label ends with the second. It is scored by the space.
+    """é is two bytes that cover the same character: the label ends with the second. It is scored by
+    the space.
 
-    If all labels begin with that space, it separates text and label, and does not belong to the label.
+    If all labels begin with that space, it separates text and label, and does not belong to the
+    label.
     """
     batch = tokenize(model_of("metaspace"), prompt_of(("love", "é"), ("語", "foo")), prepend_bos=False)
     expected = "_love _: _ <0xC3> <0xA9> _ <0xE8> <0xAA> <0x9E> _: _foo _one _:"
@@ -326,7 +334,9 @@ def test_an_unknown_letter_is_named_with_its_word():
 
 
 def test_special_tokens_that_are_no_words_of_the_vocabulary():
-    """TransformerLens names bos and eos tokens for tokenizers without; their id is then that of unknown words."""
+    """TransformerLens names bos and eos tokens for tokenizers without; their id is then that of
+    unknown words.
+    """
     raw = Tokenizer.from_str(tokenizer_of("word").backend_tokenizer.to_str())
     named = PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
     named.bos_token = named.eos_token = END
@@ -375,7 +385,8 @@ def test_a_text_that_begins_with_its_bos_gets_no_second_one(prepend_bos):
         assert strings("metaspace", batch.tokens[row, start:stop]) == ["_one"]
 
 
-# Anything a user may write: byte-level tokens decode to exactly the text, so positions can be checked by decoding
+# Anything a user may write: byte-level tokens decode to exactly the text, so positions can be
+# checked by decoding
 
 
 anything = st.text(min_size=1, max_size=12).filter(lambda text: text.strip())
@@ -406,8 +417,8 @@ def test_positions_by_decoding(kind, pairs, query):
         assert int(batch.label_positions[0, demo]) == first  # nothing shared
     ranges = [*batch.text_ranges[0].tolist(), batch.query_range[0].tolist()]
     for (first, stop), (start, end) in zip(ranges, [*rendered.text_spans, rendered.query_span], strict=True):
-        # Every token of the range holds some of the text, and they hold all of it but white space at its ends,
-        # which trimmed offsets count to no token.
+        # Every token of the range holds some of the text, and they hold all of it but white space
+        # at its ends, which trimmed offsets count to no token.
         text = rendered.text[start:end]
         lower, upper = len(rendered.text[:start].encode()), len(rendered.text[:end].encode())
         held = decoded(stop)[len(decoded(first)) :]

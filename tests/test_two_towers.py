@@ -1,4 +1,6 @@
-"""Exchanges as nested patches, their passes, donors, planted models, and the result. Their numbers: the sweep."""
+"""Exchanges as nested patches, their passes, donors, planted models, and the result. Their numbers:
+the sweep.
+"""
 
 import io
 import json
@@ -36,7 +38,7 @@ PROMPTS = [
     il.Prompt.parse("two : foo cat : bar red : bar dog :", answer="bar"),
 ]
 """Ragged, with texts of one token, so that donors have their labels at the same positions."""
-NAMES = [one.name for one in EXCHANGES]
+NAMES = [exchange.name for exchange in EXCHANGES]
 
 
 # Families
@@ -53,7 +55,7 @@ HEADS = [il.Head(0, 1), il.Head(1, 0), il.Head(1, 3), il.Head(2, 2)]
 
 def test_full_passes_give_the_same_exchanges(tiny_run, monkeypatch):
     model, view, prompts = tiny_run
-    sets = [(one, HEADS) for one in EXCHANGES]
+    sets = [(exchange, HEADS) for exchange in EXCHANGES]
     scores, _, reason = exchange_scores(view, prompts, sets)
     assert reason == ""
 
@@ -75,20 +77,22 @@ def test_full_passes_give_the_same_exchanges(tiny_run, monkeypatch):
     "name", [name if name in ("gpt2", "mistral") else pytest.param(name, marks=pytest.mark.slow) for name in EXACT]
 )
 def test_donors_run_from_the_first_token_that_differs(family_run, name, monkeypatch):
-    """Rows of one pass begin with different numbers of tokens, also where attention is local (mistral)."""
+    """Rows of one pass begin with different numbers of tokens, also where attention is local
+    (mistral).
+    """
     model = family_run(name).model
     view, prompts = ModelView.of(model), tower_prompts(model, il.tokenize(model, PROMPTS, prepend_bos=False))
     sizes = []
     run = donor_passes._record_rows
 
     def count(*args, **how):
-        *_, some, pasts = args if isinstance(args[-1], (donor_passes.Pasts, type(None))) else (*args, None)
-        sizes.append((len(some), [] if pasts is None else pasts.lengths))
+        *_, rows, pasts = args if isinstance(args[-1], (donor_passes.Pasts, type(None))) else (*args, None)
+        sizes.append((len(rows), [] if pasts is None else pasts.lengths))
         return run(*args, **how)
 
     monkeypatch.setattr(donor_passes, "_record_rows", count)
     prefixes = Prefixes.of(view, prompts.batch)
-    for donor_name in sorted(prompts.donors, key=lambda one: one != "texts"):
+    for donor_name in sorted(prompts.donors, key=lambda name_of_donor: name_of_donor != "texts"):
         donor = prompts.donors[donor_name]
         parts = ("k", "v", "q") if donor.has_queries else ("k", "v")
         plain = record(view, donor, [0, 2], parts)
@@ -106,17 +110,19 @@ def test_donors_run_from_the_first_token_that_differs(family_run, name, monkeypa
 
 
 def test_prompts_run_once_for_donors_and_rows(tiny_run, monkeypatch):
-    """Neither the rows with exchanges nor the donors that begin like the prompts run these again."""
+    """Neither the rows with exchanges nor the donors that begin like the prompts run these
+    again.
+    """
     _, view, prompts = tiny_run
     passes = []
     run = prefix_cache.last_logits
     monkeypatch.setattr(
         prefix_cache, "last_logits", lambda *args, **how: passes.append(len(args[1])) or run(*args, **how)
     )
-    scores, _, reason = exchange_scores(view, prompts, [(one, HEADS) for one in EXCHANGES])
+    scores, _, reason = exchange_scores(view, prompts, [(exchange, HEADS) for exchange in EXCHANGES])
     assert (passes, reason) == ([len(prompts.batch)], "")
     monkeypatch.setattr(donor_passes, "new_cache", lambda view: None)
-    again, _, _ = exchange_scores(view, prompts, [(one, HEADS) for one in EXCHANGES])
+    again, _, _ = exchange_scores(view, prompts, [(exchange, HEADS) for exchange in EXCHANGES])
     assert passes == [len(prompts.batch)] * 2
     assert_close(again.log_odds, scores.log_odds)
 
@@ -136,14 +142,14 @@ def test_rows_of_a_model_whose_caches_are_wrong_get_a_plain_pass(tiny_run, monke
     passes, run = [], prefix_cache.last_logits
 
     def wrong(model, batch, hooks=(), past=None):
-        found = run(model, batch, hooks, past)
+        output = run(model, batch, hooks, past)
         passes.append(past is not None)
         for layer in () if past is None else past.layers:
             layer.keys.add_(1.0)
-        return found
+        return output
 
     monkeypatch.setattr(prefix_cache, "last_logits", wrong)
-    exchange_scores(view, prompts, [(one, HEADS) for one in EXCHANGES])
+    exchange_scores(view, prompts, [(exchange, HEADS) for exchange in EXCHANGES])
     assert passes == [True, False]
 
 
@@ -168,17 +174,21 @@ def test_donor_prompts():
 def test_queries_of_the_other_class_are_found_also_if_labels_are_exchanged():
     prompts = il.load_task("animal-country", n=40, layout="random", labels=["A", "B"])
     assert {prompt.classes["A"] for prompt in prompts} == {"animal", "country"}
-    class_of = {shown.text: p.classes[shown.label] for p in prompts for shown in p.demonstrations}
+    class_of = {
+        demonstration.text: p.classes[demonstration.label] for p in prompts for demonstration in p.demonstrations
+    }
     class_of |= {p.query: p.classes[p.answer] for p in prompts}
-    own = [il.Prompt(p.demonstrations, p.query, p.answer, p.labels) for p in prompts]  # classes must be derived
-    for some in (prompts, own):
-        for prompt, queries in zip(prompts, donors.other_queries(some), strict=True):
-            shown = {one.text for one in prompt.demonstrations} | {prompt.query}
+    without_classes = [
+        il.Prompt(p.demonstrations, p.query, p.answer, p.labels) for p in prompts
+    ]  # classes must be derived
+    for same_prompts in (prompts, without_classes):
+        for prompt, queries in zip(prompts, donors.other_queries(same_prompts), strict=True):
+            demonstrated_texts = {demonstration.text for demonstration in prompt.demonstrations} | {prompt.query}
             assert class_of[queries.same] == class_of[prompt.query] != class_of[queries.other]
-            assert not shown & {*queries}
-    (only,) = donors.other_queries(own[:1])  # no other prompts: one of its own demonstrations
-    assert {*only} <= {shown.text for shown in own[0].demonstrations}
-    assert class_of[only.same] == class_of[own[0].query] != class_of[only.other]
+            assert not demonstrated_texts & {*queries}
+    (only,) = donors.other_queries(without_classes[:1])  # no other prompts: one of its own demonstrations
+    assert {*only} <= {demonstration.text for demonstration in without_classes[0].demonstrations}
+    assert class_of[only.same] == class_of[without_classes[0].query] != class_of[only.other]
 
 
 # Planted models
@@ -188,19 +198,19 @@ def test_queries_of_the_other_class_are_found_also_if_labels_are_exchanged():
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_planted_two_towers_are_found_and_their_exchanges_cancel(planted, seed):  # noqa: F811
     truth, model = planted("two-tower", seed)
-    found = il.two_towers(model, il.WordTask("sentiment-number", truth.words), k=4, n=24, n_random=3)
-    assert {*found.heads} == {*truth.heads["two-tower"]}  # precision and recall 1
-    assert found.scan["query"][3] > 20 * found.scan["query"][4]
-    table = found.to_frame().set_index("exchanged")
+    towers = il.two_towers(model, il.WordTask("sentiment-number", truth.words), k=4, n=24, n_random=3)
+    assert {*towers.heads} == {*truth.heads["two-tower"]}  # precision and recall 1
+    assert towers.scan["query"][3] > 20 * towers.scan["query"][4]
+    table = towers.to_frame().set_index("exchanged")
     assert table.index.tolist() == NAMES
     moving = table["predicted"] == "other"
-    intact = found.log_odds.mean()
+    intact = towers.log_odds.mean()
     assert (table["as_predicted"] == 1).all()
     assert (table.loc[moving, "log_odds_lost"] > 1.5 * intact).all()
     assert (table.loc[~moving, "log_odds_lost"].abs() < 0.1 * intact).all()
     assert (table["random"].abs() < 0.1 * intact).all()
-    assert found.is_two_towers
-    assert "work as two towers" in found.verdict
+    assert towers.is_two_towers
+    assert "work as two towers" in towers.verdict
     decoys = il.two_towers(model, il.WordTask("sentiment-number", truth.words), truth.heads["decoy"], n=24, n_random=3)
     assert not decoys.is_two_towers  # they raise all labels alike
 
@@ -219,15 +229,17 @@ def test_planted_two_towers_are_found_and_their_exchanges_cancel(planted, seed):
 )
 def test_other_planted_models_are_not_called_two_towers(planted, kind, options):  # noqa: F811
     truth, model = planted(kind)
-    heads = [head for role, some in truth.heads.items() if role not in ("mover", "decoy") for head in some]
-    for chosen in (None, heads or truth.heads.get("mover") or None):
+    heads = [
+        head for role, heads_of_role in truth.heads.items() if role not in ("mover", "decoy") for head in heads_of_role
+    ]
+    for tested_heads in (None, heads or truth.heads.get("mover") or None):
         how = {"k": 4, "n": 24, "n_random": 3}
-        found = il.two_towers(model, il.WordTask("sentiment-number", truth.words), chosen, **how, **options)
-        assert not found.is_two_towers
-        assert "not shown" in found.verdict or "do not show" in found.verdict
+        towers = il.two_towers(model, il.WordTask("sentiment-number", truth.words), tested_heads, **how, **options)
+        assert not towers.is_two_towers
+        assert "not shown" in towers.verdict or "do not show" in towers.verdict
     if options.get("layout") == "order":
-        assert found.accuracy.value == 1
-        table = found.to_frame().set_index("exchanged")["log_odds_lost"]
+        assert towers.accuracy.value == 1
+        table = towers.to_frame().set_index("exchanged")["log_odds_lost"]
         assert table["values"] > 1 > abs(table["query"])
         assert table["query+values"] > 1  # nothing cancels
 
@@ -236,11 +248,11 @@ def test_other_planted_models_are_not_called_two_towers(planted, kind, options):
 def test_two_towers_are_found_under_a_preference(tmp_path):
     truth = build("two-tower", tmp_path, preference=6.0, preferred="bar")
     model = il.load_model(str(truth.folder), device="cpu")
-    found = il.two_towers(
+    towers = il.two_towers(
         model, il.WordTask("sentiment-number", truth.words), truth.heads["two-tower"], n=24, n_random=3
     )
-    assert found.is_two_towers
-    assert found.accuracy.value < 0.8
+    assert towers.is_two_towers
+    assert towers.accuracy.value < 0.8
 
 
 @pytest.mark.slow
@@ -252,15 +264,17 @@ def test_the_command_tests_the_same_prompts(planted, tmp_path, monkeypatch):  # 
     call = f"towers -t sentiment-number --path {truth.words} -n 24 -k 4 --random-sets 3 --json {file}"
     result = CliRunner().invoke(app, shlex.split(call))
     assert result.exit_code == 0, result.output
-    found = il.two_towers(model, il.WordTask("sentiment-number", truth.words), k=4, n=24, n_random=3)
-    assert il.results.TwoTowers.load(file).heads == found.heads
+    towers = il.two_towers(model, il.WordTask("sentiment-number", truth.words), k=4, n=24, n_random=3)
+    assert il.results.TwoTowers.load(file).heads == towers.heads
     theirs = json.loads(file.read_text())["summary"]
-    ours = json.loads(json.dumps(found.to_dict()))
+    ours = json.loads(json.dumps(towers.to_dict()))
     assert [theirs[name] for name in ("exchanges", "scan", "n_scanned")] == [
         ours[name] for name in ("exchanges", "scan", "n_scanned")
     ]
     scanned, _ = TowerTask(task="animal-country", n=24).split_prompts(0)
-    assert {*Counter((one.answer, one.classes[one.answer]) for one in scanned).values()} == {len(scanned) // 4}
+    assert {*Counter((prompt.answer, prompt.classes[prompt.answer]) for prompt in scanned).values()} == {
+        len(scanned) // 4
+    }
 
 
 # The result
@@ -269,28 +283,32 @@ def test_the_command_tests_the_same_prompts(planted, tmp_path, monkeypatch):  # 
 @pytest.mark.slow
 def test_each_exchange_of_each_set_has_the_numbers_that_it_has_alone(tiny_run):
     _, view, prompts = tiny_run
-    exchanges = [one for one in EXCHANGES if one.name in ("query", "keys: labels")]
+    exchanges = [exchange for exchange in EXCHANGES if exchange.name in ("query", "keys: labels")]
     sets = [tuple(HEADS[:2]), (HEADS[3],)]
     results = exchange_heads(view, prompts, sets, exchanges=exchanges, n_random=3)
-    columns = [prompts.batch.whole_labels.index(donors.partner_label(one)) for one in PROMPTS]
-    for found, heads in zip(results, sets, strict=True):
-        assert found.heads == heads
-        for one, exchange in zip(found.exchanges, exchanges, strict=True):
-            assert one.name == exchange.name
-            all_lost = [one.lost, *one.random_lost]
-            for lost, some in zip(all_lost, (heads, *found.random_sets), strict=True):
-                scores, *_ = exchange_scores(view, prompts, [(exchange, some)])
+    columns = [prompts.batch.whole_labels.index(donors.partner_label(prompt)) for prompt in PROMPTS]
+    for stored_result, heads in zip(results, sets, strict=True):
+        assert stored_result.heads == heads
+        for effects_of_exchange, exchange in zip(stored_result.exchanges, exchanges, strict=True):
+            assert effects_of_exchange.name == exchange.name
+            all_lost = [effects_of_exchange.lost, *effects_of_exchange.random_lost]
+            for lost, head_set in zip(all_lost, (heads, *stored_result.random_sets), strict=True):
+                scores, *_ = exchange_scores(view, prompts, [(exchange, head_set)])
                 assert_close(torch.from_numpy(lost), scores.log_odds[:, 0] - scores.log_odds[:, 1])
             scores, *_ = exchange_scores(view, prompts, [(exchange, heads)])
-            said = scores.predicted[:, 1].tolist()
+            predicted = scores.predicted[:, 1].tolist()
             answers = prompts.batch.answer.tolist()
-            assert one.correct.tolist() == [label == answer for label, answer in zip(said, answers, strict=True)]
+            assert effects_of_exchange.correct.tolist() == [
+                label == answer for label, answer in zip(predicted, answers, strict=True)
+            ]
             expected = answers if exchange.name == "keys: labels" else columns
-            assert one.as_predicted.tolist() == [label == other for label, other in zip(said, expected, strict=True)]
+            assert effects_of_exchange.as_predicted.tolist() == [
+                label == expected_label for label, expected_label in zip(predicted, expected, strict=True)
+            ]
 
 
 @pytest.fixture(scope="module")
-def found(planted):  # noqa: F811
+def towers(planted):  # noqa: F811
     truth, model = planted("two-tower")
     prompts = il.load_task("sentiment-number", n=24, path=truth.words, layout="random")
     return il.two_towers(model, prompts, k=2, n_random=3)
@@ -305,127 +323,152 @@ MUST_DIFFER = [
 
 
 @pytest.mark.parametrize(("larger", "smaller"), MUST_DIFFER)
-def test_one_wrong_difference_is_enough_for_no(found, larger, smaller):
+def test_one_wrong_difference_is_enough_for_no(towers, larger, smaller):
     """The smaller one gets the losses of the larger, and nothing else changes."""
-    assert found.is_two_towers
-    lost = next(one.lost for one in found.exchanges if one.name == larger)
-    changed = tuple(replace(one, lost=lost) if one.name == smaller else one for one in found.exchanges)
-    made_up = replace(found, exchanges=changed)
+    assert towers.is_two_towers
+    lost = next(exchange.lost for exchange in towers.exchanges if exchange.name == larger)
+    changed = tuple(
+        replace(exchange, lost=lost) if exchange.name == smaller else exchange for exchange in towers.exchanges
+    )
+    made_up = replace(towers, exchanges=changed)
     assert [check.holds for check in made_up.checks].count(False) >= 1
     assert not made_up.is_two_towers
     assert "but they are not shown to work as two towers" in made_up.verdict
 
 
-def test_a_difference_that_may_be_chance_is_enough_for_no(found):
-    """Exchanged labels of keys cost a little less than texts on average, but far more or far less by query."""
-    query = np.unique(found.queries, return_inverse=True)[1]
-    (texts,) = (one.lost for one in found.exchanges if one.name == "keys")
+def test_a_difference_that_may_be_chance_is_enough_for_no(towers):
+    """Exchanged labels of keys cost a little less than texts on average, but far more or far less
+    by query.
+    """
+    query = np.unique(towers.queries, return_inverse=True)[1]
+    (texts,) = (exchange.lost for exchange in towers.exchanges if exchange.name == "keys")
     lost = texts - 0.1 + np.where(query % 2, 10, -10) * (query < query.max() // 2 * 2)
-    changed = tuple(replace(one, lost=lost) if one.name == "keys: labels" else one for one in found.exchanges)
-    made_up = replace(found, exchanges=changed)
-    (check,) = (one for one in made_up.checks if one.difference.value == pytest.approx((texts - lost).mean()))
+    changed = tuple(
+        replace(exchange, lost=lost) if exchange.name == "keys: labels" else exchange for exchange in towers.exchanges
+    )
+    made_up = replace(towers, exchanges=changed)
+    (check,) = (
+        prediction
+        for prediction in made_up.checks
+        if prediction.difference.value == pytest.approx((texts - lost).mean())
+    )
     assert check.difference.value > 0 > check.difference.low
     assert not made_up.is_two_towers
 
 
 @pytest.mark.parametrize("name", ["query", "keys", "values"])
-def test_an_exchange_that_random_heads_match_is_enough_for_no(found, name):
+def test_an_exchange_that_random_heads_match_is_enough_for_no(towers, name):
     changed = tuple(
-        replace(one, random_lost=np.stack([one.lost] * 3)) if one.name == name else one for one in found.exchanges
+        replace(exchange, random_lost=np.stack([exchange.lost] * 3)) if exchange.name == name else exchange
+        for exchange in towers.exchanges
     )
-    made_up = replace(found, exchanges=changed)
+    made_up = replace(towers, exchanges=changed)
     assert not made_up.is_two_towers
     assert "The 2 heads are not shown to work as two towers on these prompts" in made_up.verdict
 
 
-def test_one_head_is_one_head(found):
-    one = replace(found, heads=found.heads[:1], random_sets=found.random_sets[:1])
-    assert one.verdict.startswith("The head works as two towers on these prompts. Exchanging its query")
-    assert "1 head matches queries with keys and carries labels" in one.to_html()
-    assert "2 heads match queries with keys and carry labels" in found.to_html()
-    notes = [note for section in one.to_view().sections for note in section.notes]
+def test_one_head_is_one_head(towers):
+    with_one_head = replace(towers, heads=towers.heads[:1], random_sets=towers.random_sets[:1])
+    assert with_one_head.verdict.startswith("The head works as two towers on these prompts. Exchanging its query")
+    assert "1 head matches queries with keys and carries labels" in with_one_head.to_html()
+    assert "2 heads match queries with keys and carry labels" in towers.to_html()
+    notes = [note for section in with_one_head.to_view().sections for note in section.notes]
     assert any("Random heads: 1 set of" in note for note in notes)
-    no = replace(one, partner_log_odds=-one.partner_log_odds)
+    no = replace(with_one_head, partner_log_odds=-with_one_head.partner_log_odds)
     assert "whether the head works as two towers" in no.verdict
-    assert "The head moves the answer in the direction" in weakened(one, ["query"], 0.4).verdict
-    lost = {one.name: one.lost for one in found.exchanges}
-    pair = [replace(each, lost=lost["query"]) if each.name == "query+keys" else each for each in one.exchanges]
-    assert "but it is not shown to work" in replace(one, exchanges=tuple(pair)).verdict
+    assert "The head moves the answer in the direction" in weakened(with_one_head, ["query"], 0.4).verdict
+    lost = {exchange.name: exchange.lost for exchange in towers.exchanges}
+    pair = [
+        replace(exchange, lost=lost["query"]) if exchange.name == "query+keys" else exchange
+        for exchange in with_one_head.exchanges
+    ]
+    assert "but it is not shown to work" in replace(with_one_head, exchanges=tuple(pair)).verdict
 
 
-def with_preference(found, nats):
+def with_preference(towers, nats):
     """Return the result of the same heads in a model that prefers "bar" by this many nats."""
-    gain = nats * np.array([(answer == "bar") - (answer == "foo") for answer in found.answers])
+    gain = nats * np.array([(answer == "bar") - (answer == "foo") for answer in towers.answers])
     exchanges = [
         replace(
-            one,
-            partner_log_odds=one.partner_log_odds + gain,
-            donors_log_odds=None if one.donors_log_odds is None else one.donors_log_odds - gain,
-            correct=one.partner_log_odds + gain > 0,
-            as_predicted=(one.partner_log_odds + gain > 0) == (one.predicted == "same"),
+            exchange,
+            partner_log_odds=exchange.partner_log_odds + gain,
+            donors_log_odds=None if exchange.donors_log_odds is None else exchange.donors_log_odds - gain,
+            correct=exchange.partner_log_odds + gain > 0,
+            as_predicted=(exchange.partner_log_odds + gain > 0) == (exchange.predicted == "same"),
         )
-        for one in found.exchanges
+        for exchange in towers.exchanges
     ]
-    intact = found.partner_log_odds + gain
-    return replace(found, log_odds=intact, partner_log_odds=intact, correct=intact > 0, exchanges=tuple(exchanges))
+    intact = towers.partner_log_odds + gain
+    return replace(towers, log_odds=intact, partner_log_odds=intact, correct=intact > 0, exchanges=tuple(exchanges))
 
 
-def weakened(found, names, share):
-    """Return the result of heads that move the answer by a share of what they do, in these exchanges' log-odds left."""
-    intact = found.partner_log_odds
+def weakened(towers, names, share):
+    """Return the result of heads that move the answer by a share of what they do, in these
+    exchanges' log-odds left.
+    """
+    intact = towers.partner_log_odds
     changed = [
-        replace(one, partner_log_odds=intact - share * (intact - one.partner_log_odds)) if one.name in names else one
-        for one in found.exchanges
+        replace(exchange, partner_log_odds=intact - share * (intact - exchange.partner_log_odds))
+        if exchange.name in names
+        else exchange
+        for exchange in towers.exchanges
     ]
-    return replace(found, exchanges=tuple(changed))
+    return replace(towers, exchanges=tuple(changed))
 
 
 @pytest.mark.parametrize("nats", [2.0, 6.0, 20.0])
-def test_a_preference_does_not_hide_two_towers(found, nats):
-    """It hides them from the answers: the last one is larger than what the heads add, so accuracy is at chance."""
-    preferring = with_preference(found, nats)
+def test_a_preference_does_not_hide_two_towers(towers, nats):
+    """It hides them from the answers: the last one is larger than what the heads add, so accuracy
+    is at chance.
+    """
+    preferring = with_preference(towers, nats)
     assert preferring.is_two_towers
     for name, log_odds in preferring.left.items():
-        assert log_odds.value == pytest.approx(found.left[name].value)
-    assert preferring.answered["the prompts"].value == pytest.approx(found.partner_log_odds.mean(), abs=0.1)
+        assert log_odds.value == pytest.approx(towers.left[name].value)
+    assert preferring.answered["the prompts"].value == pytest.approx(towers.partner_log_odds.mean(), abs=0.1)
     assert "become" in preferring.verdict
     if nats == 20:
         shares = [preferring.accuracy.value, 1 - preferring.accuracy.value]
         assert abs(shares[0] - shares[1]) < 0.5
-        assert [one.correct.mean() for one in preferring.exchanges] == [shares[0]] * len(NAMES)
+        assert [exchange.correct.mean() for exchange in preferring.exchanges] == [shares[0]] * len(NAMES)
 
 
 @pytest.mark.parametrize("names", [["query"], ["keys"], ["values"], ["query", "keys", "values"]])
-def test_an_answer_that_does_not_turn_is_enough_for_no(found, names):
-    """Heads that move it by less than half of what two towers do leave it the more probable label."""
+def test_an_answer_that_does_not_turn_is_enough_for_no(towers, names):
+    """Heads that move it by less than half of what two towers do leave it the more probable
+    label.
+    """
     for share, is_two_towers in ((0.4, False), (0.95, True)):
-        made_up = weakened(found, names, share)
+        made_up = weakened(towers, names, share)
         assert made_up.is_two_towers == is_two_towers
         assert ("are not shown to turn it" in made_up.verdict) != is_two_towers
         for name in names:
             phrase = f"{made_up.left[name].value:+.2f}".replace("-", "−")
             assert phrase in made_up.verdict
             assert (f"with their {name} exchanged" in made_up.verdict) != is_two_towers
-    kept = weakened(with_preference(found, 6.0), names, 0.4)
-    assert "are not shown to turn it" in kept.verdict, "the same with a preference"
+    with_preference_kept = weakened(with_preference(towers, 6.0), names, 0.4)
+    assert "are not shown to turn it" in with_preference_kept.verdict, "the same with a preference"
 
 
 @pytest.mark.parametrize("name", ["query", "keys", "values"])
-def test_donors_that_the_model_does_not_answer_give_no_verdict(found, name):
-    """As with labels that name the classes: prompts are answered, and prompts with exchanged labels are not."""
+def test_donors_that_the_model_does_not_answer_give_no_verdict(towers, name):
+    """As with labels that name the classes: prompts are answered, and prompts with exchanged labels
+    are not.
+    """
     changed = [
-        replace(one, donors_log_odds=-one.donors_log_odds) if one.name == name else one for one in found.exchanges
+        replace(exchange, donors_log_odds=-exchange.donors_log_odds) if exchange.name == name else exchange
+        for exchange in towers.exchanges
     ]
-    made_up = replace(found, exchanges=tuple(changed))
+    made_up = replace(towers, exchanges=tuple(changed))
     assert not made_up.is_two_towers
     assert made_up.verdict.startswith("These prompts do not show whether the 2 heads work as two towers")
     what = {"query": "a query of the other class", "keys": "exchanged texts", "values": "exchanged labels"}[name]
     assert f"it is not shown that the model answers the prompts with {what} (−" in made_up.verdict
 
 
-def test_a_model_that_guesses_gets_no_verdict(found):
-    noise = np.where(np.arange(len(found.queries)) % 2, 1.0, -1.0)
-    made_up = replace(found, partner_log_odds=noise)
+def test_a_model_that_guesses_gets_no_verdict(towers):
+    noise = np.where(np.arange(len(towers.queries)) % 2, 1.0, -1.0)
+    made_up = replace(towers, partner_log_odds=noise)
     assert not made_up.is_two_towers
     assert made_up.verdict.startswith("These prompts do not show whether the 2 heads work as two towers")
     assert "not shown that the model answers the prompts (" in made_up.verdict
@@ -446,14 +489,14 @@ def test_log_odds_are_those_against_the_partner(tiny_run):
     assert towers.partners == ("foo", "bar", "red")
     labels = ready.batch.labels
 
-    def log_odds(prompts, answers, others):
+    def log_odds(prompts, answers, other_labels):
         scores = il.score(model, il.tokenize(model, prompts, prepend_bos=False, labels=labels))
-        pairs = zip(scores, answers, others, strict=True)
-        return [float(row[labels.index(answer)] - row[labels.index(other)]) for row, answer, other in pairs]
+        pairs = zip(scores, answers, other_labels, strict=True)
+        return [float(row[labels.index(answer)] - row[labels.index(other_label)]) for row, answer, other_label in pairs]
 
     assert_close(towers.partner_log_odds, log_odds(three, towers.answers, towers.partners))
     for name, change in (("keys", donors.exchange_texts), ("values", donors.exchange_labels)):
-        (exchanged,) = [one for one in towers.exchanges if one.name == name]
+        (exchanged,) = [exchange for exchange in towers.exchanges if exchange.name == name]
         expected = log_odds([change(prompt) for prompt in three], towers.partners, towers.answers)
         assert_close(exchanged.donors_log_odds, expected)
     scores, *_ = exchange_scores(view, ready, [(EXCHANGES[0], HEADS[:1])])
@@ -461,21 +504,21 @@ def test_log_odds_are_those_against_the_partner(tiny_run):
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_tables_are_whole_at_any_width(found, width):
+def test_tables_are_whole_at_any_width(towers, width):
     """Each exchange is named in full with its numbers, also in a terminal of 80 columns."""
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(found)
+    console.print(towers)
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= width
-    for row in found.to_frame().to_dict("records"):
+    for row in towers.to_frame().to_dict("records"):
         (line,) = [line for line in lines if line.startswith(f" {row['exchanged']}  ")]
         assert f"{row['log_odds_lost']:+z.2f}".replace("-", "−") in line
         assert f"{100 * row['as_predicted']:.1f}%" in line
 
 
-def test_own_prompts_are_scanned_on_one_half_and_tested_on_the_other(found):
-    assert found.n_scanned + len(found.queries) == 24
-    assert found.n_scanned > 8 < len(found.queries)
+def test_own_prompts_are_scanned_on_one_half_and_tested_on_the_other(towers):
+    assert towers.n_scanned + len(towers.queries) == 24
+    assert towers.n_scanned > 8 < len(towers.queries)
 
 
 def test_labels_of_several_tokens_are_exchanged_as_a_whole(load_tiny):
@@ -499,7 +542,9 @@ def test_labels_of_several_tokens_are_exchanged_as_a_whole(load_tiny):
 
 @pytest.mark.slow
 def test_memory_bounds_the_rows_of_a_pass_and_the_prompts_at_a_time(tiny_run, monkeypatch):
-    """Passes over donors have one row if no more fits, and caches hold one prompt and its donor, with equal numbers."""
+    """Passes over donors have one row if no more fits, and caches hold one prompt and its donor,
+    with equal numbers.
+    """
     _, view, prompts = tiny_run
     sets = [(exchange, HEADS) for exchange in EXCHANGES]
     expected, _, _ = exchange_scores(view, prompts, sets)
@@ -507,8 +552,8 @@ def test_memory_bounds_the_rows_of_a_pass_and_the_prompts_at_a_time(tiny_run, mo
     record_rows, prefixes_of = donor_passes._record_rows, Prefixes.of
 
     def count_rows(*args, **how):
-        some = args[-1] if isinstance(args[-1], list) else args[-2]
-        n_rows.append(len(some))
+        rows = args[-1] if isinstance(args[-1], list) else args[-2]
+        n_rows.append(len(rows))
         return record_rows(*args, **how)
 
     def count_prompts(view, batch):

@@ -1,4 +1,6 @@
-"""The tokenizer that a user passes is the one that is used, whatever was changed in memory, in every kind of family."""
+"""The tokenizer that a user passes is the one that is used, whatever was changed in memory, in
+every kind of family.
+"""
 
 import copy
 from functools import cache
@@ -37,7 +39,9 @@ def pieces(*normalizer):
 
 @cache
 def build(kind):
-    """A small tokenizer built as those of a family: special tokens, normalizer, pre-tokenizer, and what it adds."""
+    """A small tokenizer built as those of a family: special tokens, normalizer, pre-tokenizer, and
+    what it adds.
+    """
     end, adds = "<|endoftext|>", ""
     names = {"bos_token": end, "eos_token": end, "unk_token": end}
     if kind in ("gpt2", "gptj"):
@@ -77,7 +81,9 @@ ADD_BOS = ("llama2", "gemma")
 
 
 def change_every_part(tokenizer):
-    """Another token, normalizer, pre-tokenizer and post-processor: two ends of the text are put in front of it."""
+    """Another token, normalizer, pre-tokenizer and post-processor: two ends of the text are put in
+    front of it.
+    """
     backend, end = tokenizer.backend_tokenizer, tokenizer.eos_token
     parts = [normalizers.Replace("love", "one"), *([backend.normalizer] if backend.normalizer else [])]
     backend.normalizer = normalizers.Sequence(parts)
@@ -91,7 +97,9 @@ def change_every_part(tokenizer):
 
 
 def train_anew(tokenizer):
-    """Other ids for the same names, as `train_new_from_iterator` gives them; the origin's name remains."""
+    """Other ids for the same names, as `train_new_from_iterator` gives them; the origin's name
+    remains.
+    """
     trained = tokenizer.train_new_from_iterator(["one one love bar bar : 12 eight foo <sep>"] * 3, 330)
     assert trained.name_or_path == tokenizer.name_or_path
     assert trained.get_vocab() != tokenizer.get_vocab()
@@ -117,7 +125,9 @@ def state(tokenizer):
 
 @pytest.fixture(scope="module", params=KINDS)
 def published(request, tmp_path_factory):
-    """A family's tokenizer as it is read from a folder, where TransformerLens would read it again."""
+    """A family's tokenizer as it is read from a folder, where TransformerLens would read it
+    again.
+    """
     folder = tmp_path_factory.mktemp(request.param)
     build(request.param).save_pretrained(folder)
     return SimpleNamespace(kind=request.param, folder=folder)
@@ -141,7 +151,9 @@ def test_what_was_changed_in_memory_is_used(published):
 
 
 def test_the_same_beginning_of_sequence_by_name_and_given(published, tmp_path):
-    """Given, by the model's folder, and forced: `prepend_bos` does what it did with the tokenizer in the folder."""
+    """Given, by the model's folder, and forced: `prepend_bos` does what it did with the tokenizer
+    in the folder.
+    """
     hf_model().save_pretrained(tmp_path)
     build(published.kind).save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
@@ -165,7 +177,9 @@ def test_a_tokenizer_asked_to_add_its_token_adds_it(tmp_path):
 
 
 def test_tokenizers_without_a_folder_and_with_parts_in_python():
-    """One that was never saved, and one whose pre-tokenizer is a Python object, which no copy can hold."""
+    """One that was never saved, and one whose pre-tokenizer is a Python object, which no copy can
+    hold.
+    """
     tokenizer = copy.deepcopy(build("gpt2"))
     assert not tokenizer.name_or_path
 
@@ -186,7 +200,9 @@ def test_tokenizers_without_a_folder_and_with_parts_in_python():
 
 
 def test_tokens_added_to_a_bridges_tokenizer_keep_the_published_beginning(tmp_path):
-    """TransformerLens' own loader has add_bos_token=True: the published tokenizer says what is prepended, no more."""
+    """TransformerLens' own loader has add_bos_token=True: the published tokenizer says what is
+    prepended, no more.
+    """
     build("gpt2").save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, add_bos_token=True)
     tokenizer.add_tokens(["<sep>"])

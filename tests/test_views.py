@@ -114,7 +114,7 @@ def test_hostile_texts_stay_text():
     hostile, harmless = Shown(HOSTILE), Shown("word")
     tags = re.compile(r"<(\w+)")
     assert tags.findall(hostile.to_html()) == tags.findall(harmless.to_html())
-    twins = [shown._repr_html_().partition("icl-lens-twin")[2] for shown in (hostile, harmless)]
+    twins = [displayed._repr_html_().partition("icl-lens-twin")[2] for displayed in (hostile, harmless)]
     assert tags.findall(twins[0]) == tags.findall(twins[1])
     written = hostile.to_markdown()
     assert "\\<img src=x onerror=alert(1)\\> \\| \\*a\\*" in written

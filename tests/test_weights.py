@@ -1,4 +1,6 @@
-"""Weights that are not in memory as floats: quantized ones are refused, offloaded ones read, absent ones refused."""
+"""Weights that are not in memory as floats: quantized ones are refused, offloaded ones read, absent
+ones refused.
+"""
 
 import pytest
 import sweep
@@ -84,10 +86,10 @@ def test_offloaded_weights_are_read_when_needed(offloaded, load_tiny, name):
     """Results are those of the model in memory; the weights do not stay in memory afterwards."""
     model, whole = offloaded(name), load_tiny(name)
     away = {name for name, parameter in model.original_model.named_parameters() if parameter.is_meta}
-    cases = [sweep.Case(one, sweep.PROMPTS, sweep.OTHERS) for one in (model, whole)]
+    cases = [sweep.Case(loaded_model, sweep.PROMPTS, sweep.OTHERS) for loaded_model in (model, whole)]
     for what in READ_WEIGHTS:
-        found, expected = (sweep.CALLS[what].function(case) for case in cases)
-        assert_same(found, expected, msg=what)
+        actual, expected = (sweep.CALLS[what].function(case) for case in cases)
+        assert_same(actual, expected, msg=what)
     assert {name for name, parameter in model.original_model.named_parameters() if parameter.is_meta} == away
     assert ModelView.of(model).fingerprint() == ModelView.of(whole).fingerprint()
     parameters = dict(whole.named_parameters())

@@ -1,10 +1,12 @@
-"""Compares activations of any model class with the plain Hugging Face reference, on raw or on processed weights.
+"""Compares activations of any model class with the plain Hugging Face reference, on raw or on
+processed weights.
 
-TransformerLens' weight processing folds norms into the next matrices, centers what writes into the stream and
-moves the part of each value that does not depend on the input, `κ = (b_V + β W_V) W_O` (β: the shift of the norm
-before attention), from the heads into b_O. Centering and folding at most add one number to all logits. Therefore
-increases of layers and neurons and label log-probabilities do not change, while a head's output loses κ and a
-subhead's loses its attention weight times κ. `constants` computes κ from Hugging Face's weights alone.
+TransformerLens' weight processing folds norms into the next matrices, centers what writes into the
+stream and moves the part of each value that does not depend on the input, `κ = (b_V + β W_V) W_O`
+(β: the shift of the norm before attention), from the heads into b_O. Centering and folding at most
+add one number to all logits. Therefore increases of layers and neurons and label log-probabilities
+do not change, while a head's output loses κ and a subhead's loses its attention weight times κ.
+`constants` computes κ from Hugging Face's weights alone.
 """
 
 from itertools import product
@@ -54,11 +56,14 @@ def constants(hf, layer):
 
 
 def references_of(batch, hf, *, folded=False):
-    """Return each prompt's reference, unpadded; if `folded`, without the constant parts of heads and subheads."""
+    """Return each prompt's reference, unpadded; if `folded`, without the constant parts of heads
+    and subheads.
+    """
     rows = zip(batch.tokens, batch.last.tolist(), strict=True)
     references = [reference_hf.Reference(hf, tokens[: last + 1]) for tokens, last in rows]
     if folded:
-        # κ is zero in families with a norm after attention, so only the multiplier remains to be applied.
+        # κ is zero in families with a norm after attention, so only the multiplier remains to be
+        # applied.
         multiplier = reference_hf._setting(hf.config, "residual_multiplier", default=1.0)
         kappa = torch.stack([constants(hf, layer) for layer in range(len(references[0].x))]) * multiplier
         for theirs in references:
@@ -68,10 +73,12 @@ def references_of(batch, hf, *, folded=False):
 
 
 def check_increases(acts, batch, hf, *, folded=False, against=(None,), conventions=CONVENTIONS):
-    """Assert that increases, contrasts, label log-probabilities and attention rows equal each prompt's reference."""
+    """Assert that increases, contrasts, label log-probabilities and attention rows equal each
+    prompt's reference.
+    """
     targets, references = batch.answer_tokens, references_of(batch, hf, folded=folded)
-    for others, (final_norm, bias) in product(against, conventions):
-        asked = {"against": others, "final_norm": final_norm, "bias": bias}
+    for compared_ids, (final_norm, bias) in product(against, conventions):
+        asked = {"against": compared_ids, "final_norm": final_norm, "bias": bias}
         layers = il.layer_log_prob_increase(acts, targets, **asked)
         ours = {
             "attn": layers.attn,
@@ -80,17 +87,17 @@ def check_increases(acts, batch, hf, *, folded=False, against=(None,), conventio
             "subheads": il.subhead_log_prob_increase(acts, targets, **asked),
         }
         if hf.config.model_type not in MIXTURE_TYPES:
-            every = range(acts.view.n_layers)
-            neurons = [il.neuron_log_prob_increase(acts, layer, targets, **asked) for layer in every]
+            layer_numbers = range(acts.view.n_layers)
+            neurons = [il.neuron_log_prob_increase(acts, layer, targets, **asked) for layer in layer_numbers]
             ours["neurons"] = torch.stack(neurons, dim=1)
         for row, theirs in enumerate(references):
-            its = [] if others is None else [token for token in others[row].tolist() if token >= 0]
-            for part, found in ours.items():
+            its = [] if compared_ids is None else [token for token in compared_ids[row].tolist() if token >= 0]
+            for part, increases in ours.items():
                 expected = theirs.increase(part, int(targets[row]), its, final_norm=final_norm, bias=bias)
                 if part == "subheads":
-                    expected = _padded(expected, found)
-                    assert (found[row, ..., int(batch.last[row]) + 1 :] == 0).all(), "padding, without rounding"
-                assert_close(found[row], expected, msg=f"{part} of prompt {row}, {asked}")
+                    expected = _padded(expected, increases)
+                    assert (increases[row, ..., int(batch.last[row]) + 1 :] == 0).all(), "padding, without rounding"
+                assert_close(increases[row], expected, msg=f"{part} of prompt {row}, {asked}")
     for row, theirs in enumerate(references):
         assert_close(acts.token_log_probs(targets)[row], theirs.log_probs[targets[row]])
         if len(batch.label_tokens):
@@ -103,7 +110,9 @@ def _padded(theirs, ours):
 
 
 def check_search(acts, batch, *, certified, k=9, **convention):
-    """Assert that `top_subheads` finds what evaluating all subheads finds, in order; return its result."""
+    """Assert that `top_subheads` finds what evaluating all subheads finds, in order; return its
+    result.
+    """
     by = "increase" if convention.get("against") is None else "contrast"
     top = il.top_subheads(acts, k=k, by=by, **convention)
     assert top.by == by
@@ -130,7 +139,9 @@ def check_cache(model, batch, acts):
 
 
 def check_ablation(model, batch, hf, heads, *, folded):
-    """Assert that ablating heads equals zeroing their z (if `folded`: keeping its constant part) in Hugging Face's."""
+    """Assert that ablating heads equals zeroing their z (if `folded`: keeping its constant part) in
+    Hugging Face's.
+    """
     with il.ablate_heads(model, heads):
         ours = il.score(model, batch)
 

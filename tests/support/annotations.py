@@ -1,6 +1,8 @@
-"""The check of annotations under pytest: beartype's, and jaxtyping's of axes for functions that name axes.
+"""The check of annotations under pytest: beartype's, and jaxtyping's of axes for functions that
+name axes.
 
-jaxtyping remembers the axes of every call of every function, which takes longer than most functions.
+jaxtyping remembers the axes of every call of every function, which takes longer than most
+functions.
 """
 
 from collections.abc import Callable
@@ -13,12 +15,15 @@ import jaxtyping
 from beartype import beartype as checked
 
 CHECKED = 5
-"""Calls of a function that are checked in each test. A test calls some functions thousands of times."""
+"""Calls of a function that are checked in each test. A test calls some functions thousands of
+times.
+"""
 _test = 0
 
 
 def lighter(jaxtyped: Callable[..., Any]) -> Callable[..., Any]:
-    """Return jaxtyping's decorator, except that functions and dataclasses without axes are checked by beartype alone.
+    """Return jaxtyping's decorator, except that functions and dataclasses without axes are checked
+    by beartype alone.
 
     Functions and classes within functions, which are made anew in every call, are left as they are.
     """
@@ -48,7 +53,9 @@ def begin_test() -> None:
 
 
 def at_first(function: Callable[..., Any], decorate: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that is checked in its first `CHECKED` calls in each test, and decorated when it is called."""
+    """Return a function that is checked in its first `CHECKED` calls in each test, and decorated
+    when it is called.
+    """
     decorated, test, left = None, -1, 0
 
     @wraps(function)

@@ -16,7 +16,9 @@ import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PATIENCE = 300_000
-"""Milliseconds after which a page counts as hanging: long, since the machine may be busy with other tests."""
+"""Milliseconds after which a page counts as hanging: long, since the machine may be busy with other
+tests.
+"""
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -54,7 +56,9 @@ def program(name: str) -> str | None:
 
 @contextmanager
 def served(command: list[str], folder: Path, home: Path, **environment: str) -> Iterator[str]:
-    """Yield the address of a server that runs in a folder with a home of its own; "{port}" in `command` is its port."""
+    """Yield the address of a server that runs in a folder with a home of its own; "{port}" in
+    `command` is its port.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -80,7 +84,9 @@ def served(command: list[str], folder: Path, home: Path, **environment: str) -> 
 
 
 def jupyter_home(home: Path) -> dict[str, str]:
-    """Return the environment of a dark Jupyter that asks no questions, with its settings in `home`."""
+    """Return the environment of a dark Jupyter that asks no questions, with its settings in
+    `home`.
+    """
     settings = home / "config" / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
     settings.mkdir(parents=True)
     (settings / "themes.jupyterlab-settings").write_text('{"theme": "JupyterLab Dark"}')
@@ -90,7 +96,9 @@ def jupyter_home(home: Path) -> dict[str, str]:
 
 
 def jupyter(name: str) -> list[str]:
-    """Return the command that starts jupyter-lab or jupyter-notebook; skip the test where it is missing."""
+    """Return the command that starts jupyter-lab or jupyter-notebook; skip the test where it is
+    missing.
+    """
     path = program(name)
     if path is None:
         pytest.skip(f"{name} is missing: no live notebook is drawn")

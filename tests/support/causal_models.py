@@ -1,8 +1,8 @@
 """Tiny random models of every model type that transformers can load as a causal language model.
 
-`small_config` reduces the default configuration of a type by the names of its sizes, so it needs no list of families:
-a type that a new version of transformers adds is tried too. Types whose configuration cannot be reduced in this way
-raise `NotTried` with the reason.
+`small_config` reduces the default configuration of a type by the names of its sizes, so it needs no
+list of families: a type that a new version of transformers adds is tried too. Types whose
+configuration cannot be reduced in this way raise `NotTried` with the reason.
 """
 
 from typing import Any
@@ -75,7 +75,9 @@ class NotTried(Exception):
 
 
 def small_config(kind: str, ids: dict[str, int | None]) -> PreTrainedConfig:
-    """Return a tiny configuration of a model type with these special tokens; its parts are small too."""
+    """Return a tiny configuration of a model type with these special tokens; its parts are small
+    too.
+    """
     return AutoConfig.for_model(kind, **_small(AutoConfig.for_model(kind), ids) | OPTIONS.get(kind, {}))
 
 
@@ -92,7 +94,9 @@ def _small(config: PreTrainedConfig, ids: dict[str, int | None]) -> dict[str, An
 
 
 def build(kind: str) -> PreTrainedModel:
-    """Return a tiny random model of a type, with eager attention, in evaluation mode; raise NotTried if impossible."""
+    """Return a tiny random model of a type, with eager attention, in evaluation mode; raise
+    NotTried if impossible.
+    """
     try:
         return _build(small_config(kind, dict.fromkeys(_IDS)))
     except NotTried:

@@ -1,21 +1,23 @@
-"""Edge attribution patching (EAP) and integrated gradients (EAP-IG) of the edges that `il.locate_circuit` ranks.
+"""Edge attribution patching (EAP) and integrated gradients (EAP-IG) of the edges that
+`il.locate_circuit` ranks.
 
-EAP estimates what is lost when a writer's output u is replaced by its mean, as read by a reader's query, keys or
-values:
+EAP estimates what is lost when a writer's output u is replaced by its mean, as read by a reader's
+query, keys or values:
 
     (u − mean u) · ∂m/∂x
 
-m are the answer's log-odds, and x is the reader's own copy of the residual stream at the tokens of the edge's role,
-which it reads once for queries, once for keys and once for values. Only its output at `reader_at` depends on them, as
-in `il.head_to_head_effects`. EAP-IG averages the gradient over steps k = 1 … n of a path from replaced (0) to intact
-(1):
+m are the answer's log-odds, and x is the reader's own copy of the residual stream at the tokens of
+the edge's role, which it reads once for queries, once for keys and once for values. Only its output
+at `reader_at` depends on them, as in `il.head_to_head_effects`. EAP-IG averages the gradient over
+steps k = 1 … n of a path from replaced (0) to intact (1):
 
 - "inputs": the model's embeddings are mean + k/n (own − mean), and everything follows from them.
-- "readers": x of all readers is mean + k/n (own − mean), each from the intact pass, so that readers do not reach each
-  other; everything else responds. With many steps, the estimates of all edges sum to what they jointly carry.
+- "readers": x of all readers is mean + k/n (own − mean), each from the intact pass, so that readers
+  do not reach each other; everything else responds. With many steps, the estimates of all edges sum
+  to what they jointly carry.
 
-Source: EAP: Syed et al. (arXiv 2310.10348); EAP-IG: Hanna et al. (arXiv 2403.17806), "inputs"; the path of activations
-in MIB (arXiv 2504.13151), "readers". Only the formulas are theirs.
+Source: EAP: Syed et al. (arXiv 2310.10348); EAP-IG: Hanna et al. (arXiv 2403.17806), "inputs"; the
+path of activations in MIB (arXiv 2504.13151), "readers". Only the formulas are theirs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -52,25 +54,29 @@ def attribute_edges(
     steps: int = 5,
     reader_at: EdgeRole = "last",
 ) -> dict[il.Head, Float[Tensor, "batch part edge_role _"]]:
-    """Return EAP's estimates or, with a path, those of EAP-IG, in the form of `estimate_effects`, nats."""
+    """Return EAP's estimates or, with a path, those of EAP-IG, in the form of `estimate_effects`,
+    nats.
+    """
     view, masks = ModelView.of(model), role_masks(batch)
     places = positions_in(role_masks(batch, [reader_at])[:, 0])
     shares = [number / steps for number in range(1, steps + 1)] if path else [1.0]
-    found: dict[il.Head, list[Tensor]] = {head: [] for head in readers}
+    gradients: dict[il.Head, list[Tensor]] = {head: [] for head in readers}
     for acts, prompts in capture_pieces(model, batch, "all"):
         edges = [_Edges(acts, Reader(acts, head, means, places[prompts]), means) for head in readers]
         for share in shares:
             _add_gradients(view, acts, edges, path, share)
-        for one in edges:
-            at = masks[prompts][..., : one.x.shape[1]].to(one.x)
-            total = einsum(one.gradient, one.change, "batch part pos d, batch pos writer d -> batch part pos writer")
+        for edge in edges:
+            at = masks[prompts][..., : edge.x.shape[1]].to(edge.x)
+            total = einsum(edge.gradient, edge.change, "batch part pos d, batch pos writer d -> batch part pos writer")
             total = einsum(total, at, "batch part pos writer, batch role pos -> batch part role writer")
-            found[one.reader.head].append(total / len(shares))
-    return {head: torch.cat(pieces) for head, pieces in found.items()}
+            gradients[edge.reader.head].append(total / len(shares))
+    return {head: torch.cat(pieces) for head, pieces in gradients.items()}
 
 
 class _Edges:
-    """A reader in intact passes, with its layer's input x, each writer's part of x minus its mean, and gradients."""
+    """A reader in intact passes, with its layer's input x, each writer's part of x minus its mean,
+    and gradients.
+    """
 
     def __init__(self, acts: Activations, reader: Reader, means: Means) -> None:
         self.reader, writers, layer = reader, require_writers(acts), reader.head.layer
@@ -82,15 +88,17 @@ class _Edges:
         self.prompts = torch.arange(len(rows), device=rows.device)[:, None]
 
     def z_from(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[list[Tensor], Float[Tensor, "batch place d_head"]]:
-        """Return a copy of the layer's input for queries, keys and values each, and z as a function of these."""
-        reader, found = self.reader, []
+        """Return a copy of the layer's input for queries, keys and values each, and z as a function
+        of these.
+        """
+        reader, scaled_parts = self.reader, []
         copies = [x.detach().clone().requires_grad_(True) for _ in PARTS]
         for part, copy in zip(PARTS, copies, strict=True):
             at = reader.places if part == "q" else reader.key_positions
             projection = HeadProjection(reader.acts, reader.head, part, at)
             value = projection.rotate(projection.project(copy[self.prompts, at.clamp(min=0)]), at)[:, :, None]
-            found.append(value * projection.scoring.scale if part == "q" else value)
-        return copies, reader.z_from(*found)[:, 0]
+            scaled_parts.append(value * projection.scoring.scale if part == "q" else value)
+        return copies, reader.z_from(*scaled_parts)[:, 0]
 
     def replace_z(
         self, z: Float[Tensor, "batch pos head d_head"], new: Tensor
@@ -104,34 +112,38 @@ class _Edges:
 def _add_gradients(
     view: ModelView, acts: Activations, edges: Sequence[_Edges], path: Path | None, share: float
 ) -> None:
-    """Add the gradients of every reader's inputs at one step; run one forward and one backward pass."""
+    """Add the gradients of every reader's inputs at one step; run one forward and one backward
+    pass.
+    """
     inputs, built, moves = dict[int, Tensor](), dict[_Edges, Any](), list[tuple[str, Any]]()
     if path == "inputs":
         n_embeddings = len(require_writers(acts).names(0)) - 1
         moved = (1 - share) * edges[0].change[:, :, :n_embeddings].sum(2)
         moves.append((view.hook(0, "hook_resid_pre"), lambda x, hook: x - moved.to(x)))
     if path == "readers":
-        for one in edges:
-            built[one] = one.z_from(one.x - (1 - share) * one.change.sum(2))
-            write = lambda z, hook, one=one: one.replace_z(z, built[one][1].detach())  # noqa: E731
-            moves.append((view.hook(one.reader.head.layer, "attn.hook_z"), write))
+        for copied_edge in edges:
+            built[copied_edge] = copied_edge.z_from(copied_edge.x - (1 - share) * copied_edge.change.sum(2))
+            write = lambda z, hook, edge=copied_edge: edge.replace_z(z, built[edge][1].detach())  # noqa: E731
+            moves.append((view.hook(copied_edge.reader.head.layer, "attn.hook_z"), write))
 
     def keep(layer: int) -> tuple[str, Any]:
         return view.hook(layer, "hook_resid_pre"), lambda x, hook: inputs.update({layer: x.detach()})
 
     with view.model.hooks(fwd_hooks=moves):  # run before the hooks of the gradients
-        gradients = log_odds_gradients(view, acts.batch, map(keep, {one.reader.head.layer for one in edges}))
-    for one in edges:
-        layer, places = one.reader.head.layer, one.reader.places
-        copies, z = built[one] if one in built else one.z_from(inputs[layer].to(one.x))
-        g = gradients[layer].to(z)[one.prompts, places.clamp(min=0), one.reader.head.head]
-        found = torch.autograd.grad(z, copies, g.masked_fill(places[..., None] < 0, 0))
-        one.gradient += torch.stack(found, dim=1)
+        gradients = log_odds_gradients(view, acts.batch, map(keep, {edge.reader.head.layer for edge in edges}))
+    for copied_edge in edges:
+        layer, places = copied_edge.reader.head.layer, copied_edge.reader.places
+        copies, z = built[copied_edge] if copied_edge in built else copied_edge.z_from(inputs[layer].to(copied_edge.x))
+        g = gradients[layer].to(z)[copied_edge.prompts, places.clamp(min=0), copied_edge.reader.head.head]
+        part_gradients = torch.autograd.grad(z, copies, g.masked_fill(places[..., None] < 0, 0))
+        copied_edge.gradient += torch.stack(part_gradients, dim=1)
 
 
 @dataclass
 class Passes:
-    """Forward and backward passes through whole prompts; a block over one token of n is 1/(n · blocks) of a pass."""
+    """Forward and backward passes through whole prompts; a block over one token of n is 1/(n ·
+    blocks) of a pass.
+    """
 
     forwards: float = 0.0
     backwards: float = 0.0
@@ -144,8 +156,8 @@ def counted(view: ModelView, batch: il.PromptBatch) -> Iterator[Passes]:
 
     def noted(forward: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            found = forward(*args, **kwargs)
-            x = found[0] if isinstance(found, tuple) else found
+            block_output = forward(*args, **kwargs)
+            x = block_output[0] if isinstance(block_output, tuple) else block_output
             share = x.shape[:2].numel() / whole
             passes.forwards += share
             if x.requires_grad:
@@ -154,7 +166,7 @@ def counted(view: ModelView, batch: il.PromptBatch) -> Iterator[Passes]:
                     passes.backwards += share
 
                 x.register_hook(note)
-            return found
+            return block_output
 
         return run
 

@@ -1,4 +1,6 @@
-"""Explanations of any size, for drawing: their numbers are invented, and depend on the arguments only."""
+"""Explanations of any size, for drawing: their numbers are invented, and depend on the arguments
+only.
+"""
 
 import io
 import math
@@ -174,7 +176,9 @@ def large() -> Explanation:
 
 
 def free(text: str = "When Mary and John went to", *, target: str = "␣Mary", other: str = "␣John") -> Explanation:
-    """An explanation of a text without demonstrations, with invented numbers: `target` against `other`."""
+    """An explanation of a text without demonstrations, with invented numbers: `target` against
+    `other`.
+    """
     base, words = made(), tuple(text.split())
     names = tuple(word if i == 0 else f"␣{word}" for i, word in enumerate(words))
     n = len(words)

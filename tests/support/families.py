@@ -1,10 +1,12 @@
 """Tiny random models of every decoder family, built offline from configurations.
 
-Every parameter is drawn afresh: biases are never zero and norm gains never one (around zero where the family
-stores gain - 1), and the weights are large enough that attention patterns and logits are far from uniform.
-A mistake that zeros, ones or a uniform pattern would hide therefore shows as a wrong number.
+Every parameter is drawn afresh: biases are never zero and norm gains never one (around zero where
+the family stores gain - 1), and the weights are large enough that attention patterns and logits are
+far from uniform. A mistake that zeros, ones or a uniform pattern would hide therefore shows as a
+wrong number.
 
-This module imports neither the package nor TransformerLens, so that references built on it stay independent.
+This module imports neither the package nor TransformerLens, so that references built on it stay
+independent.
 """
 
 import zlib
@@ -221,13 +223,17 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 """Name -> (Hugging Face model type, configuration other than vocabulary and special tokens)."""
 
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
-"""How references compute: attention weights are returned, and mixtures of experts run in float64."""
+"""How references compute: attention weights are returned, and mixtures of experts run in
+float64.
+"""
 
 MIXTURES = {"qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "granite_moe", "gpt_oss"}
 """Families whose FFN is a mixture of experts, so that neurons cannot be separated."""
 
 OTHER_LAYOUTS = {"gemma3n", "gemma4", "lfm2", "qwen3_5", "deepseek_v3", "mamba"}
-"""Families whose layers are not all attention and FFN, of one size, on one residual stream; no reference reads them."""
+"""Families whose layers are not all attention and FFN, of one size, on one residual stream; no
+reference reads them.
+"""
 
 KINDS = {
     "learned positions": ("gpt2", "opt", "opt_post_norm"),
@@ -245,13 +251,17 @@ KINDS = {
     "mixtures of experts": ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granite_moe"),
     "other layouts": tuple(sorted(OTHER_LAYOUTS)),
 }
-"""Families by what is special about their attention or, if nothing is, about their other layers; each has one kind."""
+"""Families by what is special about their attention or, if nothing is, about their other layers;
+each has one kind.
+"""
 
 
 def in_turn(number: int, among: Collection[str]) -> list[str]:
-    """Return one family of each kind, the next ones for the next number; all of them after five numbers."""
-    some = [[family for family in kind if family in among] for kind in KINDS.values()]
-    return [kind[number % len(kind)] for kind in some if kind]
+    """Return one family of each kind, the next ones for the next number; all of them after five
+    numbers.
+    """
+    families_by_kind = [[family for family in kind if family in among] for kind in KINDS.values()]
+    return [kind[number % len(kind)] for kind in families_by_kind if kind]
 
 
 _FIRST_SLOW = list(CONFIGS).index("cohere2")
@@ -280,7 +290,9 @@ def randomize(model: PreTrainedModel, *, seed: int) -> None:
 
 
 def build(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """The tiny model of family `name`: eager attention, evaluation mode, always the same weights."""
+    """The tiny model of family `name`: eager attention, evaluation mode, always the same
+    weights.
+    """
     model_type, options = CONFIGS[name]
     special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     config = AutoConfig.for_model(model_type, vocab_size=VOCAB_SIZE, **special, **options)
@@ -291,7 +303,9 @@ def build(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
 
 
 def tokenizer(known: Sequence[str] = WORDS) -> PreTrainedTokenizerFast:
-    """Return a word-level tokenizer over `known` words and fillers; it splits at blanks and adds no special token."""
+    """Return a word-level tokenizer over `known` words and fillers; it splits at blanks and adds no
+    special token.
+    """
     words = [*known, *(f"w{i}" for i in range(len(known), VOCAB_SIZE))]
     fast = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -301,8 +315,8 @@ def tokenizer(known: Sequence[str] = WORDS) -> PreTrainedTokenizerFast:
 def save(name: str, folder: str | Path) -> PreTrainedModel:
     """Write family `name` to `folder` as `save_pretrained` does, with `tokenizer()`.
 
-    Returns the float32 model that was written. Load "qwen2" with `tokenizer()` given explicitly: AutoTokenizer
-    takes every Qwen2 folder for byte-level BPE and would read the words as bytes.
+    Returns the float32 model that was written. Load "qwen2" with `tokenizer()` given explicitly:
+    AutoTokenizer takes every Qwen2 folder for byte-level BPE and would read the words as bytes.
     """
     model = build(name)
     model.save_pretrained(folder)

@@ -1,4 +1,6 @@
-"""Which tiny families are exact, and why the others are refused: tests check this, and docs/families.md shows it."""
+"""Which tiny families are exact, and why the others are refused: tests check this, and
+docs/families.md shows it.
+"""
 
 import families
 
@@ -6,7 +8,9 @@ from icl_lens.models.supported import tl_version
 
 
 def refused(version: tuple[int, int]) -> dict[str, tuple[str, str]]:
-    """Return {family: (words of the error, the reason in one clause)} for a TransformerLens version."""
+    """Return {family: (words of the error, the reason in one clause)} for a TransformerLens
+    version.
+    """
     reasons = {
         "opt_post_norm": (
             "OPTForCausalLM is not supported: it has no ln_final",
@@ -36,7 +40,8 @@ PROCESSED_EXACT = sorted(set(EXACT) - {"gpt_oss"})
 summed to one, which it does not in gpt-oss."""
 SOFT_CAPPED = {"gemma2"}
 
-# Families that HookedTransformer does not support: TransformerLens' converters refuse them or change the model.
+# Families that HookedTransformer does not support: TransformerLens' converters refuse them or
+# change the model.
 _NO_CONVERTER = (
     *("falcon", "falcon_new", "falcon_alibi", "granite", "cohere", "stablelm", "starcoder2", "opt_post_norm"),
     *sorted(families.SLOW - {"apertus", "mixtral", "olmoe"}),
@@ -56,7 +61,9 @@ OTHER_TYPES = {
     *("iquestcoder", "jais2", "llama4", "llama4_text", "minimax_m2", "ministral3", "nanochat", "olmo"),
     "vaultgemma",
 }
-"""Model types that no family above has, and that agree with Hugging Face on one prompt (TransformerLens 4.x)."""
+"""Model types that no family above has, and that agree with Hugging Face on one prompt
+(TransformerLens 4.x).
+"""
 
 
 def listed_types() -> set[str]:
@@ -74,7 +81,11 @@ PARTLY_REFUSED: dict[str, dict[str, str]] = {
     "value_parts": dict.fromkeys(SOFT_CAPPED, "affine"),
     "neuron_log_prob_increase": dict.fromkeys(families.MIXTURES, "none that can be separated"),
 }
-"""Functions that families which are otherwise exact do not have, with words of the error; see docs/families.md."""
+"""Functions that families which are otherwise exact do not have, with words of the error; see
+docs/families.md.
+"""
 
 NOT_HALF = {"codegen"}
-"""Families whose own passes with a KV cache fail in half precision in TransformerLens; see docs/families.md."""
+"""Families whose own passes with a KV cache fail in half precision in TransformerLens; see
+docs/families.md.
+"""

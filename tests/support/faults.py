@@ -14,7 +14,9 @@ from icl_lens.cli import main
 
 
 def assert_sentence(message: str, words: str) -> None:
-    """Assert that a message is one line, contains `words`, can hold a cause and a fix, and is free of Python jargon."""
+    """Assert that a message is one line, contains `words`, can hold a cause and a fix, and is free
+    of Python jargon.
+    """
     assert words in message, message
     assert "\n" not in message, message
     assert len(message) >= 20, message

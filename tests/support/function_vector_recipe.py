@@ -1,12 +1,16 @@
 """Function vectors as their paper describes them, in plain Hugging Face passes with forward hooks.
 
-1. A head's mean output: its part of the attention output, after W_O and without b_O, at the last token, averaged over
-   prompts.
-2. Its indirect effect on a prompt: how much p(answer) changes when the mean output replaces its own at the last token.
-3. The function vector: the sum of the mean outputs of the heads with the largest average indirect effects.
-4. Its effect: added to the residual stream after a layer, at the last token of prompts without demonstrations.
+1. A head's mean output: its part of the attention output, after W_O and without b_O, at the last
+   token, averaged over prompts.
+2. Its indirect effect on a prompt: how much p(answer) changes when the mean output replaces its own
+   at the last token.
+3. The function vector: the sum of the mean outputs of the heads with the largest average indirect
+   effects.
+4. Its effect: added to the residual stream after a layer, at the last token of prompts without
+   demonstrations.
 
-One unpadded prompt at a time; no code of the package. Source: Todd et al., arXiv 2310.15213, section 2.
+One unpadded prompt at a time; no code of the package. Source: Todd et al., arXiv 2310.15213,
+section 2.
 """
 
 import copy
@@ -32,8 +36,8 @@ def _projections(hf: Any) -> list[Any]:
 
 def _weights(hf: Any) -> list[Tensor]:
     """Return each layer's W_O [head d_head d_model]."""
-    found = [reference_hf._weight_in_out(module) for module in _projections(hf)]
-    return [weight.reshape(hf.config.num_attention_heads, -1, weight.shape[-1]) for weight in found]
+    weights = [reference_hf._weight_in_out(module) for module in _projections(hf)]
+    return [weight.reshape(hf.config.num_attention_heads, -1, weight.shape[-1]) for weight in weights]
 
 
 def mean_outputs(hf: Any, prompts: Iterable[Ids]) -> Tensor:
@@ -46,18 +50,21 @@ def mean_outputs(hf: Any, prompts: Iterable[Ids]) -> Tensor:
                 hook = module.register_forward_pre_hook(lambda _, x, layer=layer, z=z: z.update({layer: x[0][0, -1]}))
                 stack.callback(hook.remove)
             _run(hf, [ids])
-        own = [torch.einsum("hd,hdm->hm", z[i].reshape(W.shape[:2]), W) for i, W in enumerate(_weights(hf))]
-        outputs.append(torch.stack(own))
+        outputs_of_layers = [
+            torch.einsum("hd,hdm->hm", z[i].reshape(W.shape[:2]), W) for i, W in enumerate(_weights(hf))
+        ]
+        outputs.append(torch.stack(outputs_of_layers))
     return torch.stack(outputs).double().mean(0)
 
 
 def indirect_effects(hf: Any, prompts: Sequence[Ids], answers: Sequence[int], means: Tensor) -> Tensor:
-    """Return how much p(answer) each head's mean output recovers on each prompt [prompt layer head].
+    """Return how much p(answer) each head's mean output recovers on each prompt [prompt layer
+    head].
 
     The tokens before the last one run once, and the last one reads their keys and values.
     """
     n_layers, n_heads = means.shape[:2]
-    found = torch.zeros(len(prompts), n_layers, n_heads, dtype=torch.float64)
+    gains = torch.zeros(len(prompts), n_layers, n_heads, dtype=torch.float64)
     weights = _weights(hf)
     for row, (ids, answer) in enumerate(zip(prompts, answers, strict=True)):
         with torch.no_grad():
@@ -71,8 +78,8 @@ def indirect_effects(hf: Any, prompts: Sequence[Ids], answers: Sequence[int], me
                 z = x[0][:, -1].reshape(len(rows), n_heads, -1)
                 for i, (where, head) in enumerate(rows):
                     if where == layer:
-                        own = z[i, head] @ weights[layer][head]
-                        output[i, -1] = output[i, -1] - own + means[layer, head].to(own)
+                        head_output = z[i, head] @ weights[layer][head]
+                        output[i, -1] = output[i, -1] - head_output + means[layer, head].to(head_output)
                 return output
 
             with ExitStack() as stack:
@@ -82,8 +89,8 @@ def indirect_effects(hf: Any, prompts: Sequence[Ids], answers: Sequence[int], me
                 log_probs = _run(hf, [ids] * len(rows), cache)
             after = log_probs[:, answer].double().exp()
             for i, (layer, head) in enumerate(rows):
-                found[row, layer, head] = after[i] - before
-    return found
+                gains[row, layer, head] = after[i] - before
+    return gains
 
 
 def top_heads(effects: Tensor, n: int) -> list[tuple[int, int]]:
@@ -99,8 +106,10 @@ def function_vector(means: Tensor, heads: Iterable[tuple[int, int]]) -> Tensor:
 
 
 def log_probs_with(hf: Any, prompts: Iterable[Ids], vector: Tensor | None = None, layer: int = 0) -> Tensor:
-    """Return log-probabilities after each prompt [prompt vocab], with a vector added after a layer at the last one."""
-    found = []
+    """Return log-probabilities after each prompt [prompt vocab], with a vector added after a layer
+    at the last one.
+    """
+    log_probs = []
     for ids in prompts:
         with ExitStack() as stack:
             if vector is not None:
@@ -111,12 +120,14 @@ def log_probs_with(hf: Any, prompts: Iterable[Ids], vector: Tensor | None = None
                     return (stream, *output[1:]) if isinstance(output, tuple) else stream
 
                 stack.callback(_layers(hf)[layer].register_forward_hook(add).remove)
-            found.append(_run(hf, [ids])[0])
-    return torch.stack(found)
+            log_probs.append(_run(hf, [ids])[0])
+    return torch.stack(log_probs)
 
 
 def _run(hf: Any, rows: Sequence[Ids], cache: Any = None) -> Tensor:
-    """Return log-probabilities after the last token [row vocab]; with a `cache`, only this token runs."""
+    """Return log-probabilities after the last token [row vocab]; with a `cache`, only this token
+    runs.
+    """
     tokens = torch.tensor(rows)
     with torch.no_grad():
         if cache is None:

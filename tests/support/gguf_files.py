@@ -1,8 +1,9 @@
 """Tiny GGUF files of several architectures, written the way llama.cpp's converter writes them.
 
-A tiny random Hugging Face model's weights are stored under GGUF names and in GGUF's layout: Llama's queries
-and keys permuted, GPT-2's projections transposed, one added to Gemma's norm gains. `restored` reads a file back into a
-Hugging Face model with the gguf package alone. This module uses neither transformers' GGUF code nor the package's.
+A tiny random Hugging Face model's weights are stored under GGUF names and in GGUF's layout: Llama's
+queries and keys permuted, GPT-2's projections transposed, one added to Gemma's norm gains.
+`restored` reads a file back into a Hugging Face model with the gguf package alone. This module uses
+neither transformers' GGUF code nor the package's.
 """
 
 import json
@@ -40,13 +41,16 @@ _SIZES: dict[str, Any] = {
 }
 _GPT2 = {"n_positions": 1024, "n_embd": 64, "n_layer": 3, "n_head": N_HEADS, "layer_norm_epsilon": 1e-3}
 _CAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0}
-# Files hold no attention scale: loaders take 1/√head_dim, which is Gemma's default scale if head_dim is 256
+# Files hold no attention scale: loaders take 1/√head_dim, which is Gemma's default scale if
+# head_dim is 256
 _GEMMA = _SIZES | {"head_dim": 256, "sliding_window": 4}
 _LLAMA3 = families._LLAMA3_ROPE | {"rope_theta": 500.0}
 
 
 def _gemma3(**rope: Any) -> dict[str, Any]:
-    """Return a configuration whose sixth layer is the first without a window, and has rotary angles of its own."""
+    """Return a configuration whose sixth layer is the first without a window, and has rotary angles
+    of its own.
+    """
     ropes = {"full_attention": {"rope_theta": 500.0, **rope}, "sliding_attention": families._rope()}
     return _GEMMA | {"num_hidden_layers": 7, "rope_parameters": ropes}
 
@@ -64,7 +68,9 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "phi3": ("phi3", "pieces", _SIZES | {"sliding_window": 4}),
     "starcoder2": ("starcoder2", "bytes", _SIZES | {"use_bias": True}),
 }
-"""Name -> (Hugging Face model type, vocabulary, configuration other than vocabulary and special tokens)."""
+"""Name -> (Hugging Face model type, vocabulary, configuration other than vocabulary and special
+tokens).
+"""
 
 
 def arch_of(name: str) -> str:
@@ -73,7 +79,9 @@ def arch_of(name: str) -> str:
 
 @cache
 def tokenizer(vocabulary: str) -> PreTrainedTokenizerFast:
-    """Return a small tokenizer of "bytes" (as GPT-2's) or "pieces" (as Llama's); words of `TEXT` are single tokens."""
+    """Return a small tokenizer of "bytes" (as GPT-2's) or "pieces" (as Llama's); words of `TEXT`
+    are single tokens.
+    """
     if vocabulary == "bytes":
         return small_tokenizers.tokenizer_of("byte", " ".join(TEXT))
     fast = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
@@ -94,7 +102,9 @@ def tokenizer(vocabulary: str) -> PreTrainedTokenizerFast:
 
 
 def build(name: str) -> PreTrainedModel:
-    """The tiny random model of an architecture in float32: always the same weights, eager attention."""
+    """The tiny random model of an architecture in float32: always the same weights, eager
+    attention.
+    """
     model_type, vocabulary, options = ARCHITECTURES[name]
     special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     config = AutoConfig.for_model(model_type, vocab_size=len(tokenizer(vocabulary)), **special, **options)
@@ -120,9 +130,9 @@ def write(
 ) -> PreTrainedModel:
     """Write a tiny GGUF file with matrices in `quantization`; return the model that was written.
 
-    `own_tokenizer` replaces that of the architecture; `pre` and `add_space_prefix` are settings of the tokenizer.
-    `architecture` replaces general.architecture, `settings` are added to the architecture's own, and `change` may edit
-    the tensors before they are stored.
+    `own_tokenizer` replaces that of the architecture; `pre` and `add_space_prefix` are settings of
+    the tokenizer. `architecture` replaces general.architecture, `settings` are added to the
+    architecture's own, and `change` may edit the tensors before they are stored.
     """
     model = build(name) if model is None else model
     writer = gguf.GGUFWriter(path, architecture or arch_of(name))
@@ -172,7 +182,9 @@ _TRANSPOSED = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_do
 
 
 def _converted(name: str, gguf_name: str, value: np.ndarray, *, back: bool = False) -> np.ndarray:
-    """A weight as llama.cpp's converter stores it, or with `back` as Hugging Face's model has it."""
+    """A weight as llama.cpp's converter stores it, or with `back` as Hugging Face's model has
+    it.
+    """
     arch = arch_of(name)
     if arch == "llama" and (".attn_q." in gguf_name or ".attn_k." in gguf_name):
         heads = N_HEADS if ".attn_q." in gguf_name else N_KV
@@ -186,7 +198,9 @@ def _converted(name: str, gguf_name: str, value: np.ndarray, *, back: bool = Fal
 
 
 def _llama3_factors(config: Any) -> np.ndarray:
-    """Return what each rotary frequency is divided by: llama.cpp stores this instead of Llama 3's four settings."""
+    """Return what each rotary frequency is divided by: llama.cpp stores this instead of Llama 3's
+    four settings.
+    """
     rope = config.rope_parameters
     d_head = config.hidden_size // config.num_attention_heads
     wavelength = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, d_head, 2) / d_head)
@@ -215,12 +229,12 @@ def _write_settings(writer: gguf.GGUFWriter, name: str, config: Any, settings: M
             writer.add_layer_norm_rms_eps(config.rms_norm_eps)
         if rope["rope_type"] == "linear":
             settings = {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"], **settings}
-    own = {
+    key_names = {
         "head_dim": ("attention.key_length", "attention.value_length"),
         "sliding_window": ("attention.sliding_window",),
         **{cap: (cap,) for cap in _CAPS},
     }
-    stored = {key: options[option] for option, keys in own.items() if option in options for key in keys}
+    stored = {key: options[option] for option, keys in key_names.items() if option in options for key in keys}
     if arch == "llama":
         stored["rope.dimension_count"] = config.hidden_size // N_HEADS
     for key, value in {**stored, **settings}.items():

@@ -1,7 +1,8 @@
-"""HookedTransformers of the tiny families, built from Hugging Face models as TransformerLens 3.9 converts them.
+"""HookedTransformers of the tiny families, built from Hugging Face models as TransformerLens 3.9
+converts them.
 
-`HookedTransformer.from_pretrained` accepts official names only; `hooked` calls the same converters on a tiny model.
-Import only where `transformer_lens.HookedTransformer` exists (TransformerLens 3).
+`HookedTransformer.from_pretrained` accepts official names only; `hooked` calls the same converters
+on a tiny model. Import only where `transformer_lens.HookedTransformer` exists (TransformerLens 3).
 """
 
 from pathlib import Path
@@ -13,13 +14,19 @@ from transformer_lens.loading_from_pretrained import get_pretrained_model_config
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 BY_OFFICIAL_NAME = {"gemma", "gemma2", "gemma3_text", "olmo2", "phi"}
-"""Model types whose configuration TransformerLens looks up by official names, or misreads on transformers 5."""
+"""Model types whose configuration TransformerLens looks up by official names, or misreads on
+transformers 5.
+"""
 ASSUMES_D_MLP = {"gpt2", "gptj", "gpt_neo"}
-"""Model types for which TransformerLens takes 4 d_model for the FFN's width, whatever the configuration says."""
+"""Model types for which TransformerLens takes 4 d_model for the FFN's width, whatever the
+configuration says.
+"""
 
 
 def _config(hf: PreTrainedModel) -> dict[str, Any]:
-    """What TransformerLens' tables hold for the published models of these families, at the tiny model's sizes."""
+    """What TransformerLens' tables hold for the published models of these families, at the tiny
+    model's sizes.
+    """
     c = hf.config
     rope = c.rope_parameters
     plain_rope = rope.get("full_attention", rope)
@@ -68,10 +75,11 @@ def _config(hf: PreTrainedModel) -> dict[str, Any]:
 def hooked(
     hf: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerFast, *, processed: bool
 ) -> HookedTransformer:
-    """`from_pretrained_no_processing`, or with `processed` `from_pretrained`, of a model saved in `folder`.
+    """`from_pretrained_no_processing`, or with `processed` `from_pretrained`, of a model saved in
+    `folder`.
 
-    The folder's path may contain neither "llama" nor "gemma", which TransformerLens takes for official names.
-    `tokenizer` must be a fresh one.
+    The folder's path may contain neither "llama" nor "gemma", which TransformerLens takes for
+    official names. `tokenizer` must be a fresh one.
     """
     kind = hf.config.model_type
     fold_norms = processed and kind != "olmo2"  # OLMo 2's norms come after the matrices

@@ -1,4 +1,6 @@
-"""A small imitation of the Hugging Face Hub: requests of huggingface_hub in this process are answered from memory."""
+"""A small imitation of the Hugging Face Hub: requests of huggingface_hub in this process are
+answered from memory.
+"""
 
 import hashlib
 import re
@@ -15,8 +17,9 @@ http: Any = sys.modules[type(default_client_factory()).__module__.partition(".")
 class Hub:
     """`content[name][revision][file]` are bytes; `asked` are the paths of all requests so far.
 
-    `fault` is (what happens, pattern) for requests of paths that match the pattern: an HTTP status, an error's name in
-    the HTTP library, or "cut" for a connection lost in the middle of a file. The token hf_good may read all files.
+    `fault` is (what happens, pattern) for requests of paths that match the pattern: an HTTP status,
+    an error's name in the HTTP library, or "cut" for a connection lost in the middle of a file. The
+    token hf_good may read all files.
     """
 
     def __init__(self, content: dict[str, dict[str, dict[str, bytes]]], *, private: str, gated: str):
@@ -54,7 +57,9 @@ class Hub:
         if revisions is None or (name == self.private and not token):
             return refused(404, "RepoNotFound", "") if token else refused(401, "", "Invalid username or password.")
         commits = {self.commit(name, revision): revision for revision in revisions}
-        commit = next((one for one, revision in commits.items() if (wanted or "main") in (one, revision)), None)
+        commit = next(
+            (commit_id for commit_id, revision in commits.items() if (wanted or "main") in (commit_id, revision)), None
+        )
         if commit is None:
             return refused(404, "RevisionNotFound", f"Invalid rev id: {wanted}")
         files = revisions[commits[commit]]

@@ -1,4 +1,6 @@
-"""Programs started in other processes: forked ones to kill, and several started together by a launcher."""
+"""Programs started in other processes: forked ones to kill, and several started together by a
+launcher.
+"""
 
 import io
 import os
@@ -27,7 +29,8 @@ variables that srun sets for each task."""
 def forked(main, arguments, *, dies_after=None, kind="part"):
     """Run `main` with these arguments in a forked child process; return the process id.
 
-    With `dies_after`, the child dies of SIGKILL once it wrote this number of chunks of `kind` and half of the next one.
+    With `dies_after`, the child dies of SIGKILL once it wrote this number of chunks of `kind` and
+    half of the next one.
     """
     pid = os.fork()
     if pid:
@@ -75,7 +78,9 @@ def contents(out):
 
 
 def stamps(out, pattern):
-    """Return {name: (time of writing, inode)} of each file: a file that is written again gets others."""
+    """Return {name: (time of writing, inode)} of each file: a file that is written again gets
+    others.
+    """
     whole = (path for path in out.rglob(pattern) if not path.name.startswith("."))  # hidden files are half-written
     return {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in whole}
 
@@ -90,7 +95,9 @@ def of_kind(chunks, kind):
 
 
 def assert_shared(chunks, numbers, kind="part"):
-    """Assert that two processes computed the chunks of these numbers, each chunk once and each process about half."""
+    """Assert that two processes computed the chunks of these numbers, each chunk once and each
+    process about half.
+    """
     chunks = of_kind(chunks, kind)
     assert sorted(rank for rank, _ in chunks) == [0, 1]
     first, second = (chunks[key] for key in sorted(chunks))
@@ -99,17 +106,21 @@ def assert_shared(chunks, numbers, kind="part"):
 
 
 def same_numbers(out, expected):
-    """Assert that the tables of a run are those of another: equal heads and prompts, values up to rounding."""
-    found = contents(out)
-    assert found.keys() == expected.keys()
-    for name in found:
+    """Assert that the tables of a run are those of another: equal heads and prompts, values up to
+    rounding.
+    """
+    written = contents(out)
+    assert written.keys() == expected.keys()
+    for name in written:
         if name.endswith(".parquet"):
-            ours, theirs = (pd.read_parquet(io.BytesIO(data)) for data in (found[name], expected[name]))
+            ours, theirs = (pd.read_parquet(io.BytesIO(data)) for data in (written[name], expected[name]))
             pd.testing.assert_frame_equal(ours, theirs, check_exact=False, rtol=0, atol=tolerance())
 
 
 def launched(launch, arguments, log, **environment):
-    """Run `icl-lens` by a launcher; return every node's result, and {(rank, process id): chunks it computed}."""
+    """Run `icl-lens` by a launcher; return every node's result, and {(rank, process id): chunks it
+    computed}.
+    """
     log.mkdir(exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
@@ -120,9 +131,9 @@ def launched(launch, arguments, log, **environment):
         filled = {"PORT": port, "NODE": node}
         words, variables = ([], launch) if isinstance(launch, dict) else (launch, {})
         command = [sys.executable, *[filled.get(word, word) for word in words], "-m", "logged"]
-        own = environment | {name: filled.get(value, value) for name, value in variables.items()}
+        process_environment = environment | {name: filled.get(value, value) for name, value in variables.items()}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        nodes.append(subprocess.Popen([*command, *map(str, arguments)], env=own, **pipes))
+        nodes.append(subprocess.Popen([*command, *map(str, arguments)], env=process_environment, **pipes))
     try:
         texts = [node.communicate(timeout=400) for node in nodes]
     finally:

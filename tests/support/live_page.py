@@ -1,4 +1,6 @@
-"""A live view in a browser without a notebook: the page passes traits to and from the widget in this process."""
+"""A live view in a browser without a notebook: the page passes traits to and from the widget in
+this process.
+"""
 
 import json
 
@@ -40,30 +42,31 @@ document.documentElement.dataset.ready = "true";
 
 def page_source(traits, theme=None):
     """Return a page that draws the traits of a widget."""
-    js, values = (json.dumps(one).replace("</", "<\\/") for one in (LiveView._esm, traits))
+    js, values = (json.dumps(source_value).replace("</", "<\\/") for source_value in (LiveView._esm, traits))
     attributes = "" if theme is None else f'data-theme="{theme}"'
     return PAGE.format(attributes=attributes, css=LiveView._css, js=js, traits=values)
 
 
 def traits_of(view):
     return {
-        name: getattr(view, name) for name in ("_look", "_about", "_status", "_pins", *(f"_{one}" for one in PANELS))
+        name: getattr(view, name)
+        for name in ("_look", "_about", "_status", "_pins", *(f"_{panel}" for panel in PANELS))
     }
 
 
 class LivePage:
     """A widget and the page that draws it; `pump` passes on what either has changed."""
 
-    def __init__(self, page, view, shown):
-        self.page, self.view, self.shown = page, view, shown
+    def __init__(self, page, view, displayed):
+        self.page, self.view, self.shown = page, view, displayed
 
     @classmethod
     def open(cls, page, view, path, *, theme=None):
-        shown = traits_of(view)
-        path.write_text(page_source(shown, theme), encoding="utf-8")
+        traits = traits_of(view)
+        path.write_text(page_source(traits, theme), encoding="utf-8")
         page.goto(path.as_uri())
         page.wait_for_function("document.documentElement.dataset.ready")
-        return cls(page, view, shown)
+        return cls(page, view, traits)
 
     def pump(self):
         """Pass the page's changes to the widget, and the widget's panels to the page."""

@@ -1,8 +1,9 @@
-"""`python -m logged …` runs `icl-lens`, logs every chunk that it computes, and can be killed at a given chunk.
+"""`python -m logged …` runs `icl-lens`, logs every chunk that it computes, and can be killed at a
+given chunk.
 
-Every process writes the names of its chunks, one per line, to a file $LOGGED/rank-pid, except those of the task check.
-$LOGGED_DEATH="rank n" kills that rank by SIGKILL at the start of its nth chunk (from 0).
-Checks are kept in $LOGGED-checks instead of the user's cache.
+Every process writes the names of its chunks, one per line, to a file $LOGGED/rank-pid, except those
+of the task check. $LOGGED_DEATH="rank n" kills that rank by SIGKILL at the start of its nth chunk
+(from 0). Checks are kept in $LOGGED-checks instead of the user's cache.
 """
 
 import os
@@ -15,7 +16,7 @@ from icl_lens.runs.stream import ChunkStream, chunk_name
 computed = 0
 
 
-def logging(each):
+def logging(chunks):
     def logged_each(self, kind, numbers, compute, **options):
         def logged(number):
             global computed
@@ -27,7 +28,7 @@ def logging(each):
                 log.write(chunk_name(kind, number) + "\n")
             return compute(number)
 
-        return each(self, kind, numbers, compute if kind == "check" else logged, **options)
+        return chunks(self, kind, numbers, compute if kind == "check" else logged, **options)
 
     return logged_each
 

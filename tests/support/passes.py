@@ -1,4 +1,6 @@
-"""Watch which passes run, without the forward hooks under which every function runs whole passes."""
+"""Watch which passes run, without the forward hooks under which every function runs whole
+passes.
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -10,7 +12,9 @@ from icl_lens.models.inference import replace_forwards
 
 
 def watched(note: Callable[[int, Tensor], Any], *modules: nn.Module) -> AbstractContextManager[None]:
-    """Call `note` with the index of the module and its first input, whenever one of the modules runs in the block."""
+    """Call `note` with the index of the module and its first input, whenever one of the modules
+    runs in the block.
+    """
 
     def noted(index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -12,7 +12,9 @@ WRITING = ("two-tower", "copier", "last-label", "majority")
 
 
 def planted_study(kind: Kind, folder: Path, n: int = 40, seed: int = 0) -> common.Study:
-    """Return a study of a planted model; it locates as many heads as write labels, or four if none does."""
+    """Return a study of a planted model; it locates as many heads as write labels, or four if none
+    does.
+    """
     planted = build(kind, folder, seed=seed)
     n_heads = sum(len(planted.heads[role]) for role in WRITING) or 4
     options = ["--model", str(planted.folder), "--path", str(planted.words), "-n", str(n), "--heads", str(n_heads)]

@@ -1,8 +1,10 @@
-"""A pretended GPU for tests: tensors count as being on it, and mixing them with tensors on the CPU raises errors.
+"""A pretended GPU for tests: tensors count as being on it, and mixing them with tensors on the CPU
+raises errors.
 
-Everything is computed on the CPU. A tensor is "on the GPU" if it is marked; results of marked tensors are marked too.
-`.to`, `.cpu` and functions with `device=` set the mark as they would move tensors. What PyTorch refuses on a real GPU
-is refused here: mixing marked and unmarked tensors, a marked index into an unmarked tensor, `.numpy()` of a marked one.
+Everything is computed on the CPU. A tensor is "on the GPU" if it is marked; results of marked
+tensors are marked too. `.to`, `.cpu` and functions with `device=` set the mark as they would move
+tensors. What PyTorch refuses on a real GPU is refused here: mixing marked and unmarked tensors, a
+marked index into an unmarked tensor, `.numpy()` of a marked one.
 """
 
 from collections.abc import Iterator

@@ -1,11 +1,12 @@
 """Log-probability increases of any family, read off Hugging Face modules with plain forward hooks.
 
-One unpadded prompt at a time, no batching, no einsum tricks, no code shared with the package: a second
-opinion whose only job is to be right. Every call checks that what it read adds up to the model's residual
-stream and to the model's own logits, so a family wired differently from the table fails instead of misleading.
+One unpadded prompt at a time, no batching, no einsum tricks, no code shared with the package: a
+second opinion whose only job is to be right. Every call checks that what it read adds up to the
+model's residual stream and to the model's own logits, so a family wired differently from the table
+fails instead of misleading.
 
-Units: nats for increases; vectors are in residual-stream units, that is, after everything the family does
-between a head's output and the residual stream (post-norm, residual multiplier).
+Units: nats for increases; vectors are in residual-stream units, that is, after everything the
+family does between a head's output and the residual stream (post-norm, residual multiplier).
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,9 @@ PARTS = ("attn", "ffn", "heads", "subheads", "neurons")
 
 
 class _Wiring(NamedTuple):
-    """Where one Hugging Face model type keeps what the reference reads; from `values` on, inside a layer."""
+    """Where one Hugging Face model type keeps what the reference reads; from `values` on, inside a
+    layer.
+    """
 
     layers: str
     final_norm: str
@@ -73,7 +76,9 @@ def _setting(config: Any, *names: str, default: Any = None) -> Any:
 
 
 def is_parallel(config: Any) -> bool:
-    """Whether attention and FFN read the same residual, so that the FFN's increase is relative to x."""
+    """Whether attention and FFN read the same residual, so that the FFN's increase is relative to
+    x.
+    """
     if config.model_type in {"gptj", "phi", "cohere", "cohere2", "codegen"}:
         return True
     if config.model_type in {"gpt_neox", "stablelm"}:
@@ -108,14 +113,16 @@ class _Norm:
 
 
 def _weight_in_out(module: Any) -> Tensor:
-    """Return a projection's weight as [in, out]: GPT-2's Conv1D stores it so, nn.Linear as [out, in]."""
+    """Return a projection's weight as [in, out]: GPT-2's Conv1D stores it so, nn.Linear as [out,
+    in].
+    """
     weight = module.weight.detach()
     return weight if type(module).__name__ == "Conv1D" else weight.T
 
 
-def _bias(module: Any, like: Tensor) -> Tensor:
+def _bias(module: Any, output: Tensor) -> Tensor:
     bias = getattr(module, "bias", None)
-    return torch.zeros_like(like) if bias is None else bias.detach()
+    return torch.zeros_like(output) if bias is None else bias.detach()
 
 
 def _split_values(output: Tensor, layout: str, n_kv: int, d_head: int) -> Tensor:
@@ -139,9 +146,10 @@ def _n_kv_heads(config: Any, n_heads: int) -> int:
 def capture(hf_model: PreTrainedModel, token_ids: Tensor) -> SimpleNamespace:
     """Run one prompt and return, per layer, what plain hooks saw.
 
-    `x`, `attn_raw`, `ffn_raw` [layer, pos, d_model] (layer input, outputs of attention's and FFN's last projection),
-    `z` [layer, pos, head, d_head], `v` [layer, pos, kv, d_head], `m` [layer, pos, d_mlp], `pattern`
-    [layer, head, query, key], `final` [pos, d_model] (input of the final norm), `logits` [pos, vocab].
+    `x`, `attn_raw`, `ffn_raw` [layer, pos, d_model] (layer input, outputs of attention's and FFN's
+    last projection), `z` [layer, pos, head, d_head], `v` [layer, pos, kv, d_head], `m` [layer, pos,
+    d_mlp], `pattern` [layer, head, query, key], `final` [pos, d_model] (input of the final norm),
+    `logits` [pos, vocab].
     """
     config = hf_model.config
     wiring = _WIRING[config.model_type]
@@ -203,7 +211,9 @@ def capture(hf_model: PreTrainedModel, token_ids: Tensor) -> SimpleNamespace:
 
 
 class _Readout:
-    """Residual vector -> logits, with the final norm's scale frozen at `final` or each vector's own."""
+    """Residual vector -> logits, with the final norm's scale frozen at `final` or each vector's
+    own.
+    """
 
     def __init__(self, hf_model: PreTrainedModel, final: Tensor) -> None:
         config = hf_model.config
@@ -227,7 +237,9 @@ class _Readout:
         return logits
 
     def score(self, y: Tensor, target: int, against: Sequence[int], final_norm: FinalNorm, bias: bool) -> Tensor:
-        """log p(target), or log p(target) − log Σ p(against), by softmax over the whole vocabulary."""
+        """log p(target), or log p(target) − log Σ p(against), by softmax over the whole
+        vocabulary.
+        """
         log_probs = torch.log_softmax(self.logits(y, final_norm, bias), dim=-1)
         if not against:
             return log_probs[..., target]
@@ -235,18 +247,23 @@ class _Readout:
 
 
 def _check(name: str, actual: Tensor, expected: Tensor) -> None:
-    """Raise if the reference misreads the model; some norms run in float32 whatever the model's dtype."""
+    """Raise if the reference misreads the model; some norms run in float32 whatever the model's
+    dtype.
+    """
     assert_close(actual.float(), expected, msg=f"{name}: the reference differs from the model")
 
 
 class Reference:
-    """What one prompt's last position reads and writes, and what each part of it does to a token's log-probability.
+    """What one prompt's last position reads and writes, and what each part of it does to a token's
+    log-probability.
 
-    Vectors: `x`, `attn_out`, `ffn_out`, `ffn_input` [layer, d_model], `head_outputs` [layer, head, d_model],
-    `subhead_outputs` [layer, head, pos, d_model], `neuron_outputs(layer)` [d_mlp, d_model], `final` [d_model].
-    `attn_bias` and `ffn_bias` [layer, d_model] are the shares of b_O and b_out, which belong to no head and no neuron.
-    `attention` is [layer, head, pos], `label_values` [layer, head, pos, d_model] is not weighted by it, and `log_probs`
-    [vocab] are the model's own. Post-norms have the scales of the actual attention (FFN) output at the last position.
+    Vectors: `x`, `attn_out`, `ffn_out`, `ffn_input` [layer, d_model], `head_outputs` [layer, head,
+    d_model], `subhead_outputs` [layer, head, pos, d_model], `neuron_outputs(layer)` [d_mlp,
+    d_model], `final` [d_model]. `attn_bias` and `ffn_bias` [layer, d_model] are the shares of b_O
+    and b_out, which belong to no head and no neuron. `attention` is [layer, head, pos],
+    `label_values` [layer, head, pos, d_model] is not weighted by it, and `log_probs` [vocab] are
+    the model's own. Post-norms have the scales of the actual attention (FFN) output at the last
+    position.
     """
 
     def __init__(self, hf_model: PreTrainedModel, token_ids: Tensor) -> None:
@@ -259,7 +276,9 @@ class Reference:
         self.readout = _Readout(hf_model, self.final)
 
         def to_stream(post_norm: str | None, layer: int, raw: Tensor) -> Tensor:
-            """Return the factor [d_model] that parts of `raw` [d_model] get on their way into the residual stream."""
+            """Return the factor [d_model] that parts of `raw` [d_model] get on their way into the
+            residual stream.
+            """
             factor = torch.full_like(raw, _setting(config, "residual_multiplier", default=1.0))
             if post_norm is None:
                 return factor
@@ -307,7 +326,9 @@ class Reference:
         final_norm: FinalNorm = "frozen",
         bias: bool = True,
     ) -> Tensor:
-        """Return one of `PARTS`, nats: [layer] (attn, ffn), [layer, head], [layer, head, pos] or [layer, d_mlp]."""
+        """Return one of `PARTS`, nats: [layer] (attn, ffn), [layer, head], [layer, head, pos] or
+        [layer, d_mlp].
+        """
         outputs = {
             "attn": self.attn_out.__getitem__,
             "ffn": self.ffn_out.__getitem__,
@@ -325,8 +346,10 @@ class Reference:
 
 
 def reference(hf_model: PreTrainedModel, token_ids: Tensor, target: int, against: Sequence[int] = ()) -> Any:
-    """A `Reference` that has every part's increase (or contrast) as an attribute: `attn`, `ffn`, `heads`, …"""
-    found = Reference(hf_model, token_ids)
+    """A `Reference` that has every part's increase (or contrast) as an attribute: `attn`, `ffn`,
+    `heads`, …
+    """
+    increases_of_parts = Reference(hf_model, token_ids)
     for part in PARTS:
-        setattr(found, part, found.increase(part, target, against))
-    return found
+        setattr(increases_of_parts, part, increases_of_parts.increase(part, target, against))
+    return increases_of_parts

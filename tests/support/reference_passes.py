@@ -1,9 +1,11 @@
-"""Passes of any Hugging Face model in which attention is seen and edited step by step: q, k, scores, pattern, v, z.
+"""Passes of any Hugging Face model in which attention is seen and edited step by step: q, k,
+scores, pattern, v, z.
 
-Every attention module with eager attention takes one product of queries and keys, one softmax, and one product of the
-pattern and the values. `run` watches for these three operations inside each layer's attention module, so it needs no
-knowledge of rotations, norms of queries and keys, biases by distance, windows, soft caps or sinks: the model's own code
-computes them. Edits replace what flows between the operations.
+Every attention module with eager attention takes one product of queries and keys, one softmax, and
+one product of the pattern and the values. `run` watches for these three operations inside each
+layer's attention module, so it needs no knowledge of rotations, norms of queries and keys, biases
+by distance, windows, soft caps or sinks: the model's own code computes them. Edits replace what
+flows between the operations.
 
 One unpadded prompt at a time. This module does not import the package.
 """
@@ -21,10 +23,11 @@ from torch.overrides import TorchFunctionMode
 Edit = Callable[[str, int, Tensor], Tensor | None]
 """(what, layer, value) → its replacement, or None to leave it.
 
-"resid" and "resid_post" [pos d_model] are a layer's input and output. "q", "k", "v" [head pos d_head] are multiplied as
-they are; groups of keys and values are repeated. "last k" and "last v" are asked for with the same tensors: the
-replacement is read by the last position only. "scores" [head query key] are the softmax's input, "pattern" its output,
-and "z" [pos head d_head] is the input of the output projection.
+"resid" and "resid_post" [pos d_model] are a layer's input and output. "q", "k", "v" [head pos
+d_head] are multiplied as they are; groups of keys and values are repeated. "last k" and "last v"
+are asked for with the same tensors: the replacement is read by the last position only. "scores"
+[head query key] are the softmax's input, "pattern" its output, and "z" [pos head d_head] is the
+input of the output projection.
 """
 
 _PRODUCTS = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm}
@@ -114,7 +117,9 @@ class _Watch(TorchFunctionMode):
         return value
 
     def _norm(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
-        """Return a norm's scale or output, None for other operations; the scale is kept, or taken from `frozen`."""
+        """Return a norm's scale or output, None for other operations; the scale is kept, or taken
+        from `frozen`.
+        """
         layer = self.normed
         assert layer is not None
         scales = self.seen.norm_scales[layer]
@@ -207,7 +212,9 @@ def run(
     grad: bool = False,
     **inputs: Any,
 ) -> Pass:
-    """Run one prompt with edits; in the layers of `frozen`, norms before attention have these scales."""
+    """Run one prompt with edits; in the layers of `frozen`, norms before attention have these
+    scales.
+    """
     edit = edit or (lambda what, layer, value: None)
     seen = Pass()
     watch = _Watch(seen, edit, frozen or {})
@@ -285,7 +292,9 @@ def in_turn(*edits: Edit | None) -> Edit:
 
 
 def learned_positions(hf: Any, n: int) -> Tensor | None:
-    """Return the position embeddings [pos d_model] in the first layer's input, None if there are none."""
+    """Return the position embeddings [pos d_model] in the first layer's input, None if there are
+    none.
+    """
     modules = [m for name, m in hf.named_modules() if name.rpartition(".")[2] in ("wpe", "embed_positions")]
     if not modules:
         return None
@@ -311,10 +320,12 @@ def _no_bias_by_distance(hf: Any) -> Iterator[None]:
 def rerun_attention(
     hf: Any, ids: Tensor, clean: Pass, layer: int, x: Tensor, *, place: bool, freeze_norms: bool = False
 ) -> Pass:
-    """Return a pass in which one layer reads the residual stream `x` [pos d_model]; see only this layer of it.
+    """Return a pass in which one layer reads the residual stream `x` [pos d_model]; see only this
+    layer of it.
 
-    Without `place`, nothing in this layer's attention knows where tokens are: rotary tokens all stand at position 0,
-    and there is no bias by distance. `freeze_norms` gives norms before attention the scales that they have in `clean`.
+    Without `place`, nothing in this layer's attention knows where tokens are: rotary tokens all
+    stand at position 0, and there is no bias by distance. `freeze_norms` gives norms before
+    attention the scales that they have in `clean`.
     """
     frozen = {layer: clean.norm_scales[layer]} if freeze_norms else None
     inputs = {}
@@ -331,9 +342,11 @@ def _has_alibi(hf: Any) -> bool:
 
 
 def raw_scores(hf: Any, seen: Pass, layer: int) -> Tensor:
-    """Return the scores [head query key] of all pairs in a pass without bias by distance, before cap, mask and sinks.
+    """Return the scores [head query key] of all pairs in a pass without bias by distance, before
+    cap, mask and sinks.
 
-    They are q · k times the factor by which the softmax's input differs from q · k where nothing is masked.
+    They are q · k times the factor by which the softmax's input differs from q · k where nothing is
+    masked.
     """
     products = seen.q[layer] @ seen.k[layer].transpose(-1, -2)
     own_products, scores = products.diagonal(dim1=-2, dim2=-1), seen.scores[layer].diagonal(dim1=-2, dim2=-1)

@@ -51,7 +51,8 @@ torch.set_num_threads(1)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests as slow if none of their families is quick.
 
-    Quick are `QUICK_FAMILIES` or those of `FEW_FAMILIES`; in the files `ON_ALL_FAMILIES`, all but `families.SLOW`.
+    Quick are `QUICK_FAMILIES` or those of `FEW_FAMILIES`; in the files `ON_ALL_FAMILIES`, all but
+    `families.SLOW`.
     """
     for item in items:
         values = getattr(item, "callspec", None)
@@ -65,7 +66,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Omit packages and tests from every later search for garbage: there are more than a million objects."""
+    """Omit packages and tests from every later search for garbage: there are more than a million
+    objects.
+    """
     gc.freeze()
     gc.enable()
 
@@ -99,7 +102,8 @@ def no_type_checks() -> Iterator[None]:
 
 @pytest.fixture
 def float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make libraries compute in float64 what they otherwise compute in float32, for tests of models in float64.
+    """Make libraries compute in float64 what they otherwise compute in float32, for tests of models
+    in float64.
 
     Also where a backward pass runs blocks again, in which the mode around it is not active.
     """
@@ -111,7 +115,9 @@ def float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Callable[..., tuple[Any, str, str]]:
-    """Return a function that runs `icl-lens` in this process; it returns exit code, standard output, standard error."""
+    """Return a function that runs `icl-lens` in this process; it returns exit code, standard
+    output, standard error.
+    """
     return partial(faults.call, monkeypatch, capsys)
 
 
@@ -132,7 +138,9 @@ def gguf_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def family_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function from a family to the Hugging Face folder of its tiny model, saved once per session."""
+    """Return a function from a family to the Hugging Face folder of its tiny model, saved once per
+    session.
+    """
     root = tmp_path_factory.mktemp("families")
 
     @cache
@@ -151,14 +159,17 @@ def tiny(family_folder: Callable[[str], Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def load_tiny(family_folder: Callable[[str], Path]) -> Callable[..., Any]:
-    """Return a function that loads a family's tiny model as users do; the same arguments give the same object."""
+    """Return a function that loads a family's tiny model as users do; the same arguments give the
+    same object.
+    """
 
     @cache
     def load(name: str, **kwargs: Any) -> Any:
         # The model is shared with tests outside the block.
         assert not Float64.is_active or kwargs.get("dtype") == torch.float64
         folder = family_folder(name)
-        # Passed explicitly: transformers would rebuild some families' tokenizers from their own classes.
+        # Passed explicitly: transformers would rebuild some families' tokenizers from their own
+        # classes.
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
         with Float64() if kwargs.get("dtype") == torch.float64 else nullcontext():
             return il.load_model(str(folder), device="cpu", tokenizer=tokenizer, **kwargs)
@@ -168,7 +179,9 @@ def load_tiny(family_folder: Callable[[str], Path]) -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def family_run(load_tiny: Callable[..., Any], family_folder: Callable[[str], Path]) -> Callable[[str], SimpleNamespace]:
-    """Return a function from a family to its model, batch of `PROMPTS`, activations and float64 Hugging Face model."""
+    """Return a function from a family to its model, batch of `PROMPTS`, activations and float64
+    Hugging Face model.
+    """
 
     @cache
     def run(name: str) -> SimpleNamespace:

@@ -28,8 +28,8 @@ def tokenizer_of(kind: str, words: str = WORDS) -> PreTrainedTokenizerFast:
         special, alphabet = [END], sorted(pre_tokenizers.ByteLevel.alphabet())
         names = {"bos_token": END, "eos_token": END, "unk_token": END}
     else:
-        # As Llama's: "▁" for white space, one in front, unknown characters as bytes, <s> in front; and </s> at the
-        # end, which no prompt may keep.
+        # As Llama's: "▁" for white space, one in front, unknown characters as bytes, <s> in front;
+        # and </s> at the end, which no prompt may keep.
         raw = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
         raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
         raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
@@ -47,6 +47,8 @@ def tokenizer_of(kind: str, words: str = WORDS) -> PreTrainedTokenizerFast:
 
 
 def model_of(tokenizer: str | PreTrainedTokenizerFast | None, n_ctx: int = 1024, **cfg: int | str) -> SimpleNamespace:
-    """Return what `tokenize` needs of a model: a tokenizer (given, or one of `KINDS`) and a configuration."""
+    """Return what `tokenize` needs of a model: a tokenizer (given, or one of `KINDS`) and a
+    configuration.
+    """
     tokenizer = tokenizer_of(tokenizer) if isinstance(tokenizer, str) else tokenizer
     return SimpleNamespace(tokenizer=tokenizer, cfg=SimpleNamespace(n_ctx=n_ctx, **cfg))

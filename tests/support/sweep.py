@@ -1,4 +1,6 @@
-"""One call of every public function that takes a model or activations, on a ragged batch that every family can run."""
+"""One call of every public function that takes a model or activations, on a ragged batch that every
+family can run.
+"""
 
 import inspect
 import tempfile
@@ -26,7 +28,9 @@ LONG = il.Prompt.parse(
     "two : foo love : bar like : bar eight : foo hate : bar nine : foo three : foo sad : bar one :", answer="foo"
 )
 PROMPTS = [SHORT, MIDDLE, LONG]
-"""Ragged: 11, 10 and 26 tokens, most of them longer than a window, one longer than a tiny rotation's first length."""
+"""Ragged: 11, 10 and 26 tokens, most of them longer than a window, one longer than a tiny
+rotation's first length.
+"""
 OTHERS = [
     il.Prompt.parse("good : foo bad : foo love : bar like :", answer="foo"),
     il.Prompt.parse("red : bar the dog : foo a cat :", answer="bar"),
@@ -78,13 +82,20 @@ class Case:
     @cached_property
     def stretched(self) -> il.PromptBatch:
         """The prompts of `other` with one token more before the first text."""
-        shown = [prompt.demonstrations for prompt in self.others]
-        longer = [(il.Demonstration(f"the {one[0].text}", one[0].label), *one[1:]) for one in shown]
+        demonstration_lists = [prompt.demonstrations for prompt in self.others]
+        longer = [
+            (il.Demonstration(f"the {demonstrations[0].text}", demonstrations[0].label), *demonstrations[1:])
+            for demonstrations in demonstration_lists
+        ]
         pairs = zip(self.others, longer, strict=True)
-        return tokenized(self.model, [replace(prompt, demonstrations=one) for prompt, one in pairs])
+        return tokenized(
+            self.model, [replace(prompt, demonstrations=demonstrations) for prompt, demonstrations in pairs]
+        )
 
     def source(self, *, activation: str, positions: str = "all", align: str = "positions") -> il.PromptBatch:
-        """Return what to patch from: prompts of another length wherever places need not be the same."""
+        """Return what to patch from: prompts of another length wherever places need not be the
+        same.
+        """
         last = positions == "last" and activation in ("q", "z")
         return self.stretched if last or align == "labels" else self.other
 
@@ -116,7 +127,9 @@ class Case:
         return [*self.writers_before(head), *(self.chains(part) if head == self.reader else [])]
 
     def chains(self, part: str) -> list[il.Edge | tuple[il.Edge, ...]]:
-        """Return what the head between writes because of one edge, of several, and of a chain to where it is read."""
+        """Return what the head between writes because of one edge, of several, and of a chain to
+        where it is read.
+        """
         between, at = self.heads[1], "last" if part == "q" else "label"
         parts = [("v", str(self.heads[0]), "text"), ("q", "embed", at), ("k", "embed", "other")]
         edges = tuple(il.Edge(between, part, writer, role, at) for part, writer, role in parts)
@@ -145,8 +158,8 @@ class Case:
         """Edits of every kind, together and at the last position only, and at all positions."""
         fixes = il.debias_edits(self.batch, self.heads, **STRENGTHS)
         ablated = il.Ablate(self.heads[:1], positions="last")
-        others = [il.Ablate(self.heads[:1]), il.RemovePosition(self.heads), il.AddVector(self.vectors, 1)]
-        return [[], fixes, [*fixes, ablated], [ablated, il.AddVector(self.vectors, 0)], others]
+        further_edits = [il.Ablate(self.heads[:1]), il.RemovePosition(self.heads), il.AddVector(self.vectors, 1)]
+        return [[], fixes, [*fixes, ablated], [ablated, il.AddVector(self.vectors, 0)], further_edits]
 
     @cached_property
     def edge_sets(self) -> list[list[il.Edge]]:
@@ -183,7 +196,9 @@ def attention_layers(model: Any) -> list[int]:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of one function; `of_prompts` results have one entry per prompt first, others are means over prompts."""
+    """A call of one function; `of_prompts` results have one entry per prompt first, others are
+    means over prompts.
+    """
 
     function: Callable[[Case], Any]
     of_prompts: bool
@@ -232,34 +247,38 @@ def many(prompts: Sequence[il.Prompt]) -> list[il.Prompt]:
 
 
 def _edges(case: Case) -> dict[str, Tensor]:
-    found = {}
+    effects_by_name = {}
     for part, at, reader_at in READINGS:
         head = case.reader if reader_at == "last" else case.heads[1]
         options = {"writers": case.writers_to(head, part), "at": at, "reader_at": reader_at, "against": case.against}
         effects = il.head_to_head_effects(case.model, case.batch, [head], part=part, **options)
-        found |= {f"{part} at {reader_at} {name}": getattr(effects, name) for name in ("log_prob", "log_odds")}
-    return found
+        effects_by_name |= {
+            f"{part} at {reader_at} {name}": getattr(effects, name) for name in ("log_prob", "log_odds")
+        }
+    return effects_by_name
 
 
 def _effects(case: Case) -> dict[str, Tensor]:
-    found = {}
+    effects_by_name = {}
     for name, options in {
         "all": {"positions": "all", "against": case.against},
         "last": {"positions": "last", "against": case.against},
         "gradient": {"positions": "all", "method": "gradient", "against": case.against},
     }.items():
         effects = il.head_effects(case.model, case.batch, **options)
-        found |= {f"{name} {outcome}": getattr(effects, outcome) for outcome in ("log_prob", "log_odds")}
-    return found
+        effects_by_name |= {f"{name} {outcome}": getattr(effects, outcome) for outcome in ("log_prob", "log_odds")}
+    return effects_by_name
 
 
 def _without_demonstrations(case: Case) -> dict[str, Tensor]:
-    """Sums over demonstrations, of which a prompt alone may have fewer than the longest of a batch."""
-    found = il.demonstration_effects(
+    """Sums over demonstrations, of which a prompt alone may have fewer than the longest of a
+    batch.
+    """
+    effects = il.demonstration_effects(
         case.model, case.batch, against=case.against, ways=["hidden", "keys", "values", "removed"]
     )
-    sums = {f"sum {name}": getattr(found, name).nansum(1) for name in ("log_prob", "log_odds")}
-    return sums | {name: getattr(found, name)[:, :3] for name in ("whole_log_prob", "whole_log_odds")}
+    sums = {f"sum {name}": getattr(effects, name).nansum(1) for name in ("log_prob", "log_odds")}
+    return sums | {name: getattr(effects, name)[:, :3] for name in ("whole_log_prob", "whole_log_odds")}
 
 
 def _patches(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -328,8 +347,8 @@ def _metric_scores(case: Case) -> Tensor:
 
 
 def _similarity(case: Case) -> dict[str, Tensor]:
-    found = il.label_similarity(case.model, case.batch, case.heads)
-    return {"where labels are predicted": found[:, :, :-1], "last": found[:, :, -1]}
+    similarity = il.label_similarity(case.model, case.batch, case.heads)
+    return {"where labels are predicted": similarity[:, :, :-1], "last": similarity[:, :, -1]}
 
 
 def _top_subheads(case: Case) -> dict[str, Any]:
@@ -338,14 +357,14 @@ def _top_subheads(case: Case) -> dict[str, Any]:
 
 
 def _compared(case: Case) -> Any:
-    found = il.compare_models(case.model, case.model, case.prompts[:2], by="effect", prepend_bos=False)
-    frames = [found.to_frame(by).sort_values(["layer", "head"]) for by in ("increase", "effect")]
-    return [frames[0]["a"], frames[1]["b"], found.summary()[["a", "b"]]]
+    comparison = il.compare_models(case.model, case.model, case.prompts[:2], by="effect", prepend_bos=False)
+    frames = [comparison.to_frame(by).sort_values(["layer", "head"]) for by in ("increase", "effect")]
+    return [frames[0]["a"], frames[1]["b"], comparison.summary()[["a", "b"]]]
 
 
 def _controlled(case: Case) -> Any:
-    found = il.ablate_with_controls(case.model, case.batch, case.heads[:2], n_random=2, positions="all")
-    return {name: found.per_prompt(name, "log_odds").T for name in found.conditions}
+    ablation = il.ablate_with_controls(case.model, case.batch, case.heads[:2], n_random=2, positions="all")
+    return {name: ablation.per_prompt(name, "log_odds").T for name in ablation.conditions}
 
 
 def _located(case: Case, **options: Any) -> Any:
@@ -354,15 +373,15 @@ def _located(case: Case, **options: Any) -> Any:
 
 
 def _mean_parts(case: Case, **options: Any) -> Any:
-    found = il.mean_score_parts(case.model, case.batch, [case.reader], **options)
-    frame = found.to_frame("writers").query("side != 'pair'").dropna(subset="value")
+    parts = il.mean_score_parts(case.model, case.batch, [case.reader], **options)
+    frame = parts.to_frame("writers").query("side != 'pair'").dropna(subset="value")
     return frame.sort_values(["side", "writer"])["value"]
 
 
 def _circuit(case: Case, **options: Any) -> Any:
     ranking, testing = case.batch[[0, 2]], case.batch[[1]]
-    found = il.locate_circuit(case.model, ranking, testing, [case.reader], n_edges=3, n_random=3, **options)
-    return found.to_frame("edges").set_index("edge").sort_index()[["estimate", "effect"]]
+    circuit = il.locate_circuit(case.model, ranking, testing, [case.reader], n_edges=3, n_random=3, **options)
+    return circuit.to_frame("edges").set_index("edge").sort_index()[["estimate", "effect"]]
 
 
 def _mean_effects(case: Case, **options: Any) -> Any:
@@ -383,13 +402,13 @@ def _saliency_flow(case: Case) -> Any:
 
 def _checked(case: Case) -> Any:
     check = il.task_check(case.model, many(case.prompts), prepend_bos=False)
-    return [one.value for one in check.accuracy.values()]
+    return [interval.value for interval in check.accuracy.values()]
 
 
 def exchanged(case: Case) -> Any:
     """Return the log-odds [prompt] lost in each exchange between two towers, by name."""
-    found = il.two_towers(case.model, ONE_WORD, case.heads, n_random=3, prepend_bos=False)
-    return {one.name: one.lost for one in found.exchanges}
+    towers = il.two_towers(case.model, ONE_WORD, case.heads, n_random=3, prepend_bos=False)
+    return {exchange.name: exchange.lost for exchange in towers.exchanges}
 
 
 def _copying(case: Case) -> Any:
@@ -414,8 +433,12 @@ def _texts(case: Case) -> Any:
 
 def words(prompt: il.Prompt) -> list[str]:
     """Return a prompt's words, which are its tokens."""
-    shown = [word for one in prompt.demonstrations for word in f"{one.text} : {one.label}".split()]
-    return [*shown, *prompt.query.split(), ":"]
+    demonstration_words = [
+        word
+        for demonstration in prompt.demonstrations
+        for word in f"{demonstration.text} : {demonstration.label}".split()
+    ]
+    return [*demonstration_words, *prompt.query.split(), ":"]
 
 
 def _rows(function: Callable[[Case], Any]) -> Call:
@@ -439,7 +462,9 @@ CALLS: dict[str, Call] = {
     "whole_label_log_probs": _rows(lambda c: il.whole_label_log_probs(c.model, c.batch)),
     "Activations.attention_by_label": _rows(lambda c: c.acts.attention_by_label()),
     "Activations.attention_to_labels": _rows(lambda c: c.acts.attention_to_labels()),
-    "Activations.label_keys": _rows(lambda c: [c.acts.label_keys(c.reader, source=one) for one in ("resid", "attn")]),
+    "Activations.label_keys": _rows(
+        lambda c: [c.acts.label_keys(c.reader, source=key_source) for key_source in ("resid", "attn")]
+    ),
     "Activations.label_values": _rows(lambda c: c.acts.label_values(c.reader)),
     "Activations.last_query": _rows(lambda c: c.acts.last_query(c.reader)),
     "Activations.own_label_ranks": _rows(lambda c: c.acts.own_label_ranks(c.reader)),
@@ -510,8 +535,10 @@ def trimmed(batch: il.PromptBatch) -> list[Tensor]:
 
 
 def takes_a_model() -> set[str]:
-    """Return the names of all public functions, and methods made anew from one, that take a model or activations."""
-    found = set()
+    """Return the names of all public functions, and methods made anew from one, that take a model
+    or activations.
+    """
+    callables = set()
     for name in il.__all__:
         public = getattr(il, name)
         if isinstance(public, ModuleType):
@@ -521,16 +548,17 @@ def takes_a_model() -> set[str]:
         elif inspect.isclass(public):
             members = {f"{name}.{member}": getattr(public, member) for member in vars(public) if member[0] != "_"}
             if issubclass(public, (il.Edit, il.Text)) and public is not il.Edit:  # values that are run on a model
-                found.add(name)
+                callables.add(name)
         else:
             members = {name: public}
-        found |= {
+        callables |= {
             key for key, f in members.items() if callable(f) and (_takes_a_model(f) or _reads_activations(key, f))
         }
-    # Prompts of tasks are those of `load_task`, chats need a tokenizer only, a live view shows numbers of the others
-    # (test_live), lists of heads are compared and drawn without running a model, `map_prompts` runs what it is passed
-    # (test_map_prompts), and `debias_edits` returns values.
-    return found - {
+    # Prompts of tasks are those of `load_task`, chats need a tokenizer only, a live view shows
+    # numbers of the others (test_live), lists of heads are compared and drawn without running a
+    # model, `map_prompts` runs what it is passed (test_map_prompts), and `debias_edits` returns
+    # values.
+    return callables - {
         "PairTask.prompts",
         "Template.chat",
         "head_overlap",
@@ -542,8 +570,8 @@ def takes_a_model() -> set[str]:
 
 def _reads_activations(name: str, function: Any) -> bool:
     """Return whether this is a method of activations that returns what heads hold or attend to."""
-    own = name.startswith("Activations.") and "Tensor" in str(inspect.signature(function).return_annotation)
-    return own and {*inspect.signature(function).parameters} <= {"self", "head", "source"}
+    is_method = name.startswith("Activations.") and "Tensor" in str(inspect.signature(function).return_annotation)
+    return is_method and {*inspect.signature(function).parameters} <= {"self", "head", "source"}
 
 
 def _takes_a_model(function: Any) -> bool:
@@ -552,9 +580,9 @@ def _takes_a_model(function: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return any(
-        (one.name in ("model", "a", "b", "same_length_for") and one.annotation in (Any, "Any"))
-        or "Activations" in str(one.annotation)
-        for one in parameters
+        (parameter.name in ("model", "a", "b", "same_length_for") and parameter.annotation in (Any, "Any"))
+        or "Activations" in str(parameter.annotation)
+        for parameter in parameters
     )
 
 
@@ -581,7 +609,9 @@ def _is_flat(values: Sequence[Any]) -> bool:
 
 
 def is_refused(function: str, family: str, call: Callable[[], Any]) -> bool:
-    """Return whether a family has no such function, after asserting that a call then raises the expected InputError."""
+    """Return whether a family has no such function, after asserting that a call then raises the
+    expected InputError.
+    """
     words = PARTLY_REFUSED.get(function, {}).get(family)
     if words is None:
         return False

@@ -1,8 +1,10 @@
-"""How much two computations of one number may differ on any processor, and float64 without steps in float32.
+"""How much two computations of one number may differ on any processor, and float64 without steps in
+float32.
 
-Processors, and libraries that choose their code by processor, add the same terms up in different orders. The difference
-grows with the precision's unit, the size of the numbers and the square root of the number of terms, since roundings
-up and down cancel. No tolerance here is fitted to what one machine gives.
+Processors, and libraries that choose their code by processor, add the same terms up in different
+orders. The difference grows with the precision's unit, the size of the numbers and the square root
+of the number of terms, since roundings up and down cancel. No tolerance here is fitted to what one
+machine gives.
 """
 
 import math
@@ -14,25 +16,31 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 FORWARD = families.N_LAYERS * (5 * families.D_MODEL + families.D_MLP + len(families.PROMPT_IDS))
-"""Terms in a number from a tiny model; per layer: d_model for q, k, v, heads and FFN inputs; neurons; positions."""
+"""Terms in a number from a tiny model; per layer: d_model for q, k, v, heads and FFN inputs;
+neurons; positions.
+"""
 SAFETY = 64
 
 
 def tolerance(dtype: torch.dtype = torch.float32, *, n_terms: int = FORWARD, scale: float = 1.0) -> float:
-    """Return what rounding may change in sums of `n_terms` terms that give numbers of size `scale`."""
+    """Return what rounding may change in sums of `n_terms` terms that give numbers of size
+    `scale`.
+    """
     return SAFETY * torch.finfo(dtype).eps * math.sqrt(n_terms) * scale
 
 
 def assert_close(actual: Any, expected: Any, *, scale: float = 1.0, msg: str = "") -> None:
-    """Assert that numbers from the tiny models are equal up to rounding in the coarser of their precisions.
+    """Assert that numbers from the tiny models are equal up to rounding in the coarser of their
+    precisions.
 
-    Numbers that are not tensors count as float32. `scale` is the size of the numbers that the result is computed from,
-    if these are larger than 1 and than the result itself, as when large numbers are subtracted.
+    Numbers that are not tensors count as float32. `scale` is the size of the numbers that the
+    result is computed from, if these are larger than 1 and than the result itself, as when large
+    numbers are subtracted.
     """
-    both = [x if isinstance(x, torch.Tensor) else np.asarray(x, dtype=np.float32) for x in (actual, expected)]
-    both = [torch.as_tensor(x).detach().cpu() for x in both]
-    coarser = max((x.dtype for x in both), key=lambda dtype: torch.finfo(dtype).eps)
-    ours, theirs = (x.double() for x in both)
+    tensors = [x if isinstance(x, torch.Tensor) else np.asarray(x, dtype=np.float32) for x in (actual, expected)]
+    tensors = [torch.as_tensor(x).detach().cpu() for x in tensors]
+    coarser = max((x.dtype for x in tensors), key=lambda dtype: torch.finfo(dtype).eps)
+    ours, theirs = (x.double() for x in tensors)
     size = max([scale, *theirs[theirs.isfinite()].abs().tolist()])
     torch.testing.assert_close(
         ours,
@@ -44,10 +52,11 @@ def assert_close(actual: Any, expected: Any, *, scale: float = 1.0, msg: str = "
 
 
 class Float64(TorchFunctionMode):
-    """Makes libraries compute in float64, within the block, what they compute in float32 whatever the model's dtype.
+    """Makes libraries compute in float64, within the block, what they compute in float32 whatever
+    the model's dtype.
 
-    Hugging Face and TransformerLens take norms, rotations and softmaxes through float32. Load the models in the block
-    too: their tables of rotations are then float64 from the start.
+    Hugging Face and TransformerLens take norms, rotations and softmaxes through float32. Load the
+    models in the block too: their tables of rotations are then float64 from the start.
     """
 
     is_active = False

@@ -35,7 +35,8 @@ class Planted:
 def build(kind: Kind, folder: Path, *, seed: int = 0, preference: float = 0.0, preferred: str = "bar") -> Planted:
     """Write a planted model, drawn from `seed`, into `folder` and return the truth about it.
 
-    The bias of the final norm adds `preference` nats to the logit of the label `preferred`, and none to other labels.
+    The bias of the final norm adds `preference` nats to the logit of the label `preferred`, and
+    none to other labels.
     """
     generator = torch.Generator().manual_seed(seed)
     stream = draw_stream(generator)
@@ -52,8 +53,12 @@ def build(kind: Kind, folder: Path, *, seed: int = 0, preference: float = 0.0, p
         _write_head(blocks[site.head.layer].attn, site.head.head, circuits.head_weights(site, stream))
     if kind == "lookup":
         ffn, (reads, bias, writes) = blocks[circuits.LOOKUP_LAYER].mlp, circuits.lookup_neurons(stream)
-        own = slice(len(bias))
-        ffn.c_fc.weight.data[:, own], ffn.c_fc.bias.data[own], ffn.c_proj.weight.data[own] = reads.T, bias, writes
+        neurons = slice(len(bias))
+        ffn.c_fc.weight.data[:, neurons], ffn.c_fc.bias.data[neurons], ffn.c_proj.weight.data[neurons] = (
+            reads.T,
+            bias,
+            writes,
+        )
     if kind == "untrained":
         for table in tables:
             norms = table.norm(dim=1, keepdim=True)
@@ -95,8 +100,8 @@ def _write_noise(block: Any, stream: Stream, scale: float, generator: torch.Gene
 
 def _write_head(attention: Any, head: int, weights: HeadWeights) -> None:
     """Write one head into the joint matrices of GPT-2."""
-    own = slice(head * D_HEAD, (head + 1) * D_HEAD)
+    dimensions = slice(head * D_HEAD, (head + 1) * D_HEAD)
     queries, keys, values = attention.c_attn.weight.data.split(D_MODEL, dim=1)
-    queries[:, own], keys[:, own], values[:, own] = weights.query.T, weights.key.T, weights.value.T
-    attention.c_attn.bias.data[own] = weights.query_bias
-    attention.c_proj.weight.data[own] = weights.output
+    queries[:, dimensions], keys[:, dimensions], values[:, dimensions] = weights.query.T, weights.key.T, weights.value.T
+    attention.c_attn.bias.data[dimensions] = weights.query_bias
+    attention.c_proj.weight.data[dimensions] = weights.output

@@ -19,13 +19,19 @@ Role = Literal["mover", "two-tower", "comparer", "copier", "last-label", "majori
 N_LAYERS = 8
 MOVER_LAYER, LOOKUP_LAYER = 1, 3
 ANSWER_LAYERS, ANSWER_NORMS = (4, 5, 5, 6), (2.0, 1.6, 1.3, 1.0)
-"""Layers of the heads that write outputs, and the norms of what they write if they attend to one label only."""
+"""Layers of the heads that write outputs, and the norms of what they write if they attend to one
+label only.
+"""
 DECOY_LAYERS, DECOY_NORM = (2, 4), 2.5
 NOISE_FFN_NORM = 1.2  # output norm of FFNs of noise
 TYPE_SCORE, EQUAL_SCORE, DISTANCE_SCORE = 5.0, 5.0, 20.0
-"""Attention scores, in nats, for the right type of token, for equal features, and for the right distance."""
+"""Attention scores, in nats, for the right type of token, for equal features, and for the right
+distance.
+"""
 EVEN_SCORE = 3.0
-"""Score of labels in majority heads: lower than `TYPE_SCORE`, so that noise moves less attention between labels."""
+"""Score of labels in majority heads: lower than `TYPE_SCORE`, so that noise moves less attention
+between labels.
+"""
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,9 @@ class Site:
 
 
 def draw_sites(kind: Kind, generator: torch.Generator) -> list[Site]:
-    """Draw the planted heads; all kinds of one seed plant their heads of a layer at the same indices."""
+    """Draw the planted heads; all kinds of one seed plant their heads of a layer at the same
+    indices.
+    """
     unused = [torch.randperm(N_HEADS, generator=generator).tolist() for _ in range(N_LAYERS)]
     mover, *answerers = (Head(layer, unused[layer].pop()) for layer in (MOVER_LAYER, *ANSWER_LAYERS))
     sites = [Site(Head(layer, unused[layer].pop()), "decoy", DECOY_NORM) for layer in DECOY_LAYERS]
@@ -55,7 +63,9 @@ def draw_sites(kind: Kind, generator: torch.Generator) -> list[Site]:
 
 
 def scale_before(layer: int) -> float:
-    """Return the expected factor by which a layer's LayerNorm scales the residual stream of embeddings and noise."""
+    """Return the expected factor by which a layer's LayerNorm scales the residual stream of
+    embeddings and noise.
+    """
     noise = layer * (N_HEADS * NOISE_NORM**2 + NOISE_FFN_NORM**2)
     return math.sqrt(D_MODEL / (EMBEDDED**2 + noise))
 
@@ -63,7 +73,7 @@ def scale_before(layer: int) -> float:
 def head_weights(site: Site, stream: Stream) -> HeadWeights:
     """Return the weights of a planted head."""
     scale = scale_before(site.head.layer)
-    texts, labels = (prefer(one, TYPE_SCORE, TYPE * scale) for one in (stream.text, stream.label))
+    texts, labels = (prefer(direction, TYPE_SCORE, TYPE * scale) for direction in (stream.text, stream.label))
     same_category = match(stream.moved, stream.moved, EQUAL_SCORE, FEATURE * scale)
     is_picked = match(stream.picked, stream.identity, EQUAL_SCORE, FEATURE * scale)
     nearest_text, last_label = (look_back(stream, distance, DISTANCE_SCORE, scale) for distance in (1.5, 2.0))
@@ -81,7 +91,9 @@ def head_weights(site: Site, stream: Stream) -> HeadWeights:
 
 
 def lookup_neurons(stream: Stream) -> tuple[Directions, Float[Tensor, " neuron"], Directions]:
-    """Return what neurons read, their biases and what they write: for each moved category the output of its name."""
+    """Return what neurons read, their biases and what they write: for each moved category the
+    output of its name.
+    """
     present, absent = 3.0, -1.0  # before the GELU, which maps them to 3 and −0.16
     reads = stream.moved * (present - absent) / (FEATURE * scale_before(LOOKUP_LAYER))
     names = [LABELS.index(name) for name in CATEGORIES]

@@ -1,4 +1,6 @@
-"""Weights of single heads: planted ones, put together from what they attend by, read and write; and noise."""
+"""Weights of single heads: planted ones, put together from what they attend by, read and write; and
+noise.
+"""
 
 import math
 from collections.abc import Sequence
@@ -14,13 +16,17 @@ from planted.stream import D_MODEL, FREQUENCIES, N_WAVES, POSITION, TYPE, Direct
 N_HEADS = 8
 D_HEAD = D_MODEL // N_HEADS
 NOISE_NORM, NOISE_SPREAD = 0.5, 0.5
-"""Output norm of noise heads that attend to one token: median, and standard deviation of the logarithm."""
+"""Output norm of noise heads that attend to one token: median, and standard deviation of the
+logarithm.
+"""
 MAX_DISTANCE = 4  # tokens between query and key, for noise heads that attend at a fixed distance
 
 
 @dataclass(frozen=True)
 class Term:
-    """A summand of attention scores, in nats: (query · x + bias) · (key · x′), x and x′ normalized by LayerNorm."""
+    """A summand of attention scores, in nats: (query · x + bias) · (key · x′), x and x′ normalized
+    by LayerNorm.
+    """
 
     query: Directions
     bias: Float[Tensor, " _"]
@@ -39,13 +45,17 @@ class HeadWeights:
 
 
 def match(query: Directions, key: Directions, score: float, size: float) -> Term:
-    """Return a term of `score` nats where query and key have the same feature, each of norm `size`."""
+    """Return a term of `score` nats where query and key have the same feature, each of norm
+    `size`.
+    """
     factor = math.sqrt(score) / size
     return Term(query * factor, torch.zeros(len(query)), key * factor)
 
 
 def prefer(key: Directions, score: float, size: float) -> Term:
-    """Return a term of `score` nats at keys that have one feature, of norm `size`, whatever the query."""
+    """Return a term of `score` nats at keys that have one feature, of norm `size`, whatever the
+    query.
+    """
     return Term(torch.zeros_like(key), torch.tensor([score / size]), key)
 
 
@@ -60,7 +70,9 @@ def look_back(stream: Stream, distance: float, score: float, scale: float) -> Te
 def planted_head(
     terms: Sequence[Term], reads: Directions, writes: Directions, *, size: float, norm: float
 ) -> HeadWeights:
-    """Return a head that attends by `terms` and turns feature i of `reads`, of norm `size`, into norm · writes[i]."""
+    """Return a head that attends by `terms` and turns feature i of `reads`, of norm `size`, into
+    norm · writes[i].
+    """
     return HeadWeights(
         query=math.sqrt(D_HEAD) * _to_d_head(torch.cat([term.query for term in terms])),
         query_bias=math.sqrt(D_HEAD) * _to_d_head(torch.cat([term.bias for term in terms])[:, None])[:, 0],
@@ -71,7 +83,9 @@ def planted_head(
 
 
 def noise_head(stream: Stream, scale: float, generator: torch.Generator) -> HeadWeights:
-    """Draw a head that attends by anything and writes anything, or with probability 1/8 a mixture of outputs."""
+    """Draw a head that attends by anything and writes anything, or with probability 1/8 a mixture
+    of outputs.
+    """
     query, key, value = torch.randn(3, D_HEAD, D_MODEL, generator=generator) / math.sqrt(D_MODEL)
     bias = torch.zeros(D_HEAD)
     for term in _draw_terms(stream, scale, generator):
@@ -85,7 +99,9 @@ def noise_head(stream: Stream, scale: float, generator: torch.Generator) -> Head
 
 
 def _draw_terms(stream: Stream, scale: float, generator: torch.Generator) -> list[Term]:
-    """Draw what a noise head attends by, plus random scores: nothing, a distance, the first token, or a type."""
+    """Draw what a noise head attends by, plus random scores: nothing, a distance, the first token,
+    or a type.
+    """
     choice, distance, kind = _draw(4, generator), _draw(MAX_DISTANCE + 1, generator), _draw(3, generator)
     first = waves_at(torch.zeros(1)) @ stream.waves
     return [

@@ -1,4 +1,6 @@
-"""The residual stream of the planted models: named directions, the embeddings that write them, the unembedding."""
+"""The residual stream of the planted models: named directions, the embeddings that write them, the
+unembedding.
+"""
 
 import math
 from dataclasses import dataclass
@@ -13,10 +15,14 @@ D_MODEL, N_POSITIONS = 192, 160
 N_WAVES = 8
 FREQUENCIES = torch.logspace(math.log10(1.3), math.log10(0.03), N_WAVES)  # of waves, radians per token
 FEATURE, TYPE, RANDOM, POSITION = 3.0, 3.0, 2.0, 5.0
-"""Norms of the parts of an embedding: category or identity, type of token, a random part, position."""
+"""Norms of the parts of an embedding: category or identity, type of token, a random part,
+position.
+"""
 EMBEDDED = math.hypot(FEATURE, TYPE, RANDOM, POSITION)
 OWN, SHARED = 1.0, 1.0
-"""Norms of the parts of an unembedding: the token's own direction, and for labels the one that they share."""
+"""Norms of the parts of an unembedding: the token's own direction, and for labels the one that they
+share.
+"""
 
 Directions = Float[Tensor, "_ d_model"]
 
@@ -49,7 +55,9 @@ def draw_stream(generator: torch.Generator) -> Stream:
 
 
 def waves_at(positions: Float[Tensor, " position"]) -> Float[Tensor, "position wave"]:
-    """Return the unit vectors of some positions; the product of two depends on their distance only."""
+    """Return the unit vectors of some positions; the product of two depends on their distance
+    only.
+    """
     angles = positions[:, None] * FREQUENCIES
     return torch.cat([angles.cos(), angles.sin()], dim=1) / math.sqrt(N_WAVES)
 

@@ -1,4 +1,6 @@
-"""The words of the planted models: texts by category, labels, and a tokenizer with one token per word."""
+"""The words of the planted models: texts by category, labels, and a tokenizer with one token per
+word.
+"""
 
 from functools import cache
 from itertools import chain
@@ -24,8 +26,8 @@ def texts() -> dict[str, tuple[str, ...]]:
     words = {name: word_list()[name] for name in CATEGORIES}
     listed = list(chain.from_iterable(words.values()))
     return {
-        name: tuple(word for word in own if listed.count(word) == 1 and word not in LABELS)[:MAX_TEXTS]
-        for name, own in words.items()
+        name: tuple(word for word in words_of_class if listed.count(word) == 1 and word not in LABELS)[:MAX_TEXTS]
+        for name, words_of_class in words.items()
     }
 
 
