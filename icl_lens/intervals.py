@@ -52,9 +52,7 @@ N_EXACT_BITS = 52
 
 @dataclass(frozen=True)
 class Interval:
-    """A statistic and its interval, in the unit of the statistic; the ends are NaN if there is
-    none.
-    """
+    """A statistic and its interval, in its unit; the ends are NaN if there is none."""
 
     value: float
     low: float
@@ -391,8 +389,7 @@ def draw_clusters(
 
 
 def top_places(values: Float[np.ndarray, "draw item"], k: int) -> Float[np.ndarray, "draw item"]:
-    """Return 1 for the k largest items of each draw, else 0; items that tie for the last places
-    share them.
+    """Return 1 for the k largest items of each draw, else 0; ties share the last places.
 
     Rows sum to k. The mean over draws is the share of draws in which an item is among the first k.
     """
@@ -444,9 +441,7 @@ def _interval(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Interval:
-    """Return the value with the studentized ends around the mean of the sums, moved to the
-    value.
-    """
+    """Return the value with the studentized ends of the mean of the sums, moved to it."""
     low, high = studentized_ends(sums[:, None], sizes, level=level, draws=draws, seed=seed)[:, 0]
     shift = value - float(sums.sum() / sizes.sum())  # 0 for a mean, and small for a smooth statistic
     interval = Interval(value, float(low) + shift, float(high) + shift)

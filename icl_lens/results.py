@@ -1,5 +1,4 @@
-"""What functions return: every class of results, and `load`, which restores any of them from its
-file.
+"""What functions return: all classes of results, and `load`, which restores them from files.
 
 `results.pyi` lists the classes and the modules that define them; a module is imported when its
 class is first used.

@@ -13,8 +13,7 @@ from jaxtyping import AbstractArray
 
 
 def check_shapes(kind: type, values: Mapping[str, Any], axes: Mapping[str, int] | None = None) -> None:
-    """Raise ValueError, naming the field, if a value has another dtype or shape than `kind`
-    annotates.
+    """Raise ValueError, naming the field, for another dtype or shape than `kind` annotates.
 
     `axes` are sizes known beforehand, by the name of the axis.
     """
@@ -35,9 +34,7 @@ def _array_types(hint: Any) -> list[Any]:
 
 
 def _fits(value: Any, array: Any, sizes: dict[str, int]) -> bool:
-    """Return whether a value has an annotation's dtype and axes; add the sizes of axes that are
-    new.
-    """
+    """Return whether a value has an annotation's dtype and axes; add the sizes of new axes."""
     if not isinstance(value, array.array_type):
         return False
     dtypes = array.dtypes

@@ -56,9 +56,7 @@ class Design:
 
 @dataclass(frozen=True)
 class Contrasts:
-    """One value per prompt for each contrast, in the unit of the scores; NaN if it is not
-    determined.
-    """
+    """One value per prompt for each contrast, in the unit of the scores; NaN if undetermined."""
 
     learns: Float[np.ndarray, " prompt"]
     knows: Float[np.ndarray, " prompt"]

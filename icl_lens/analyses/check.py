@@ -9,14 +9,10 @@ from icl_lens.result.view import Column, Section, View
 
 
 class Check(Result):
-    """A result whose table has value, low and high by measure, and whose `str` says what they
-    mean.
-    """
+    """A result with a table of measures with intervals, and a `str` that says what they mean."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the value of each row of `to_frame` and, as "sentence", what `print` shows, for
-        JSON.
-        """
+        """Return the value of each row of `to_frame` and, as "sentence", the printed text."""
         frame = self.to_frame()
         rows = zip(map(str, frame.index), frame["value"].tolist(), strict=True)
         values = {name: None if math.isnan(value) else value for name, value in rows}

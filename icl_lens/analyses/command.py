@@ -13,9 +13,7 @@ from icl_lens.prompts.prompt import Prompt
 
 
 def command(explanation: Explanation) -> str:
-    """Return the shell command that reproduces the explanation, or Python code if the CLI cannot
-    express it.
-    """
+    """Return the shell command that reproduces the explanation, or Python code if there is none."""
     if _fits_command_line(explanation):
         return _shell_command(explanation)
     return _python_code(explanation)
@@ -67,9 +65,7 @@ def _python_code(explanation: Explanation) -> str:
 
 
 def _tokenized_labels(explanation: Explanation, prompt: Prompt) -> tuple[str, ...]:
-    """Return the labels that were tokenized: those of the scores may stand for several that begin
-    alike.
-    """
+    """Return the labels that were tokenized, of which several may be one label of the scores."""
     if explanation.scores.whole_log_probs and {*explanation.labels} != {*prompt.labels}:
         return prompt.labels
     return explanation.labels
@@ -91,9 +87,7 @@ def _fits_command_line(explanation: Explanation) -> bool:
 
 
 def _reads_back(prompt: Prompt, labels: Sequence[str]) -> bool:
-    """Return whether the command line parses the same prompt, with the same labels, from its
-    text.
-    """
+    """Return whether the command line reads the same prompt and labels from the prompt's text."""
     try:
         same = Prompt.parse(str(prompt), answer=prompt.answer) == prompt
     except InputError:

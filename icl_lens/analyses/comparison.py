@@ -40,9 +40,7 @@ class Comparison(Result):
 
     @property
     def same_heads(self) -> bool:
-        """Whether both models have the same number of layers and heads, so that heads can be
-        compared directly.
-        """
+        """Whether both models have as many layers and heads, so that heads can be compared."""
         return self.a.all_heads.shape == self.b.all_heads.shape
 
     @property
@@ -87,9 +85,7 @@ class Comparison(Result):
         return frame.sort_values("change", key=lambda x: -x.abs(), kind="stable", ignore_index=True)
 
     def to_view(self) -> View:
-        """Return both answers, layers, and the heads that changed most or, between sizes, are
-        best.
-        """
+        """Return answers, layers, and the heads that changed most (between sizes, the best)."""
         return View(
             title=self._title(),
             sentences=(self._headlines(), *self._context(), *self._edits_notes()),
@@ -114,9 +110,7 @@ class Comparison(Result):
         return f"A ({a.model}): {a.headline}. B ({b.model}): {b.headline}."
 
     def _context(self) -> list[str]:
-        """Return a sentence on which models and prompts are compared, and one on what each
-        explains.
-        """
+        """Return sentences on which models and prompts are compared, and what each explains."""
         a, b = self.a, self.b
         same_prompt = a.input.prompt == b.input.prompt and a.input.text == b.input.text
         if a.model == b.model:

@@ -188,9 +188,7 @@ def _explained(
 def _head_scores(
     scored: ScoredPrompt, by: Score
 ) -> tuple[dict[Score, Float[Tensor, "layer head"]], str]:
-    """Return the scores of all heads, those of `by` among them, and the query of `towers`, else
-    "".
-    """
+    """Return the scores of all heads, and the query of the other class for "towers"."""
     acts, targets, options = scored.acts, scored.targets, scored.readout_options
     head_scores: dict[Score, Tensor] = {
         "increase": head_log_prob_increase(acts, targets, **options)[0]

@@ -74,8 +74,7 @@ class ScoredPrompt:
 
     @classmethod
     def from_activations(cls, model: Any, acts: Activations, options: Settings) -> "ScoredPrompt":
-        """Check the options; score the labels of a prompt, or plain text's target and the tokens it
-        is compared with.
+        """Check the options, and score labels, or the target of text and the compared tokens.
 
         Raise InputError for invalid options.
         """
@@ -111,9 +110,7 @@ class ScoredPrompt:
 
     @property
     def scores_tokens(self) -> bool:
-        """Whether tokens are scored instead of labels: for text, and batches with their own
-        targets.
-        """
+        """Whether tokens are scored, not labels: for text, and for batches with targets."""
         return not self.acts.batch.labels or self.acts.batch.targets is not None
 
     @property
@@ -136,9 +133,7 @@ class ScoredPrompt:
 def _compared_labels(
     batch: PromptBatch, target: int, against: Sequence[str | int] | None
 ) -> tuple[int, ...]:
-    """Return the indices of the labels that the target is compared with, by default all others of
-    the prompt.
-    """
+    """Return the indices of the labels to compare with, by default all others of the prompt."""
     if against is not None:
         names = dict.fromkeys(against)
         return tuple(_label(batch, name, batch.labels[target]) for name in names)
@@ -147,9 +142,7 @@ def _compared_labels(
 
 
 def _label(batch: PromptBatch, name: str | int, target: str) -> int:
-    """Return the index of a label to compare with; raise InputError if it is unknown or the
-    target.
-    """
+    """Return the index of a label to compare with; raise InputError for others and the target."""
     if name not in batch.labels:
         raise InputError(
             f"against must be one of the labels {quoted_list(batch.labels)}, got "
@@ -199,9 +192,7 @@ def inputs(scored: ScoredPrompt) -> InputReport:
 
 
 def scores(scored: ScoredPrompt, model_input: InputReport) -> ScoreReport:
-    """Return the scored tokens' log-probabilities and the five most probable tokens, with
-    biases.
-    """
+    """Return the log-probabilities of the scored and the five most probable tokens, with biases."""
     readout, tokenizer = scored.acts.readout, scored.model.tokenizer
     log_probs = readout.log_probs(scored.acts.resid_final)[0]
     best = log_probs.exp().topk(5)
@@ -260,8 +251,7 @@ def _shared_beginning(sequences: Sequence[Sequence[int]]) -> list[int]:
 def _token_answers(
     scored: ScoredPrompt, model_input: InputReport
 ) -> tuple[list[list[int]], Sequence[float]]:
-    """Return the token ids of plain text's target and compared tokens, and log p of each as a
-    whole.
+    """Return the token ids of plain text's target and compared tokens, and log p of each.
 
     Without any of several tokens, there is no log p of wholes.
     """
@@ -288,9 +278,7 @@ class Attempts:
 
     @contextmanager
     def at(self, section: str) -> Iterator[None]:
-        """Leave out a section if InputError is raised in the `with` block; keep its first
-        reason.
-        """
+        """Leave out a section if the `with` block raises InputError; keep its first reason."""
         try:
             yield
         except InputError as error:
@@ -341,9 +329,7 @@ def layers(scored: ScoredPrompt) -> LayerReport:
 def _layer_increases(
     scored: ScoredPrompt, against: Int[Tensor, "1 other"] | None
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return what each layer's attention and FFN add to log p, or to the contrast with
-    `against`.
-    """
+    """Return what each layer's attention and FFN add to log p, or to the contrast."""
     attn, ffn = layer_log_prob_increase(
         scored.acts, scored.targets, against=against, **scored.readout_options
     )
@@ -377,9 +363,7 @@ def all_heads(
 
 
 def subheads(scored: ScoredPrompt) -> SubheadsReport:
-    """Return the (head, position) parts with the largest contrast or, if it ranks heads,
-    increase.
-    """
+    """Return the largest (head, position) parts, by contrast or else by increase."""
     acts, options = scored.acts, scored.readout_options
     k = min(2 * scored.options.k, len(acts.view.heads()) * scored.n_tokens)
     by = score_of_parts(scored.options.by, comparable=bool(scored.others))
@@ -390,9 +374,8 @@ def subheads(scored: ScoredPrompt) -> SubheadsReport:
     contrasts: list[float | None] = [None] * k
     if scored.others and by == "contrast":
         contrasts = [*ranking_scores]
-        increases = subhead_scores_at(acts, parts, scored.targets, against=None, **options)[
-            0
-        ].tolist()
+        scores_of_parts = subhead_scores_at(acts, parts, scored.targets, against=None, **options)
+        increases = scores_of_parts[0].tolist()
     elif scored.others:
         scores_of_parts = subhead_scores_at(
             acts, parts, scored.targets, against=scored.against, **options
@@ -557,9 +540,7 @@ def head_reports(
 
 
 def _described_positions(scored: ScoredPrompt, head: Head) -> list[int]:
-    """Return the tokens of plain text that a head attends to most, in order; none for prompts with
-    labels.
-    """
+    """Return the positions that a head attends to most in text, in order; none with labels."""
     if not scored.scores_tokens:
         return []
     attention = scored.acts.pattern[0, head.layer, head.head, : scored.n_tokens].float()
@@ -574,9 +555,7 @@ def _vectors(
     of_writers: Mapping[Side, Float[Tensor, "n d_model"]],
     attempts: Attempts,
 ) -> dict[VectorKind, VectorGroup]:
-    """Return the vectors of a head that are described: at the labels or, in plain text, at
-    `positions`.
-    """
+    """Return the vectors of a head that are described, at labels or, in text, at `positions`."""
     acts, batch = scored.acts, scored.acts.batch
     if scored.scores_tokens:
         v = acts.values(head.layer)[0, positions, acts.view.kv_head(head.head)].to(

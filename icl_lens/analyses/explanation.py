@@ -76,8 +76,7 @@ class Explanation(Result):
     demonstrations: DemonstrationsReport | None = None
     """What each demonstration adds; None for plain text, and if it is left out."""
     edits: tuple[str, ...] = ()
-    """What edited the model while it was explained: the edits of open `with` blocks, and other
-    hooks.
+    """What edited the model while it was explained: edits of open `with` blocks, and hooks.
 
     All numbers are those of the edited model; "no ablation" means no other one.
     """
@@ -175,9 +174,7 @@ class Explanation(Result):
 
     @property
     def prompt_pieces(self) -> tuple[str | Label, ...]:
-        """The text the model continues, in pieces, of which the demonstrations' labels are
-        `Label`.
-        """
+        """The text that the model continues, in pieces; demonstrations' labels are `Label`s."""
         if self.input.prompt is None:
             return (self.input.text,)
         rendered = self.input.template.render(self.input.prompt)
@@ -192,9 +189,7 @@ class Explanation(Result):
 
     @property
     def is_plain_text(self) -> bool:
-        """Whether the prompt is plain text without demonstrations; `labels` are then the scored
-        tokens.
-        """
+        """Whether the prompt is plain text; `labels` are then the scored tokens."""
         return self.input.is_plain_text
 
     @property
@@ -244,9 +239,7 @@ class Explanation(Result):
 
     @property
     def shown_demonstrations(self) -> list[dict[str, Any]]:
-        """Return the rows that are shown: those with the largest effects, in order, and the
-        totals.
-        """
+        """Return the rows to show: those with the largest effects, in order, and the totals."""
         *rows, total, all_at_once = self.demonstration_rows
         largest = sorted(rows, key=lambda row: -abs(row["hidden"]))[:MAX_DEMONSTRATIONS]
         return [*sorted(largest, key=lambda row: row["place"]), total, all_at_once]
@@ -345,9 +338,7 @@ class Explanation(Result):
         )
 
     def _lowest_contrasts(self) -> list[str]:
-        """Return up to two heads with the lowest contrasts below zero, which need not be
-        located.
-        """
+        """Return up to two heads with the lowest contrasts below zero, located or not."""
         contrasts = []
         for layer, row in enumerate(self.all_heads.contrast):
             for head, contrast in enumerate(row):
@@ -358,9 +349,7 @@ class Explanation(Result):
 
     @property
     def headline(self) -> str:
-        """The model's prediction, in a few words, and the most probable token if this is no
-        label.
-        """
+        """The model's prediction, and the most probable token if this is no label, in few words."""
         scores = self.scores
         if self.is_plain_text:
             return f"The model continues with {scores.next_tokens[0][0]!r}"
@@ -411,9 +400,7 @@ class Explanation(Result):
         return f"{name}@{position}"
 
     def keys_name(self, positions: Sequence[int]) -> str:
-        """Return the names of up to three keys, or their number: "foo@8, foo@11", "12 foo
-        labels".
-        """
+        """Return the names of up to three keys, or how many: "foo@8, foo@11", "12 foo labels"."""
         if len(positions) < 4:
             return ", ".join(map(self.key_name, positions))
         labels = {self.labels[self.input.label_at[position]] for position in positions}
@@ -421,8 +408,7 @@ class Explanation(Result):
         return f"{len(positions)} {label} labels"
 
     def lost(self, log_probs: Sequence[float]) -> float:
-        """Return how much less the target's score is with these log-probabilities of the labels,
-        nats.
+        """Return how much less the target's score is with these log-probabilities, nats.
 
         The score is log p(target) − log Σ p(compared tokens), the log-odds, or log p(target) if it
         is compared with none. With a head's `HeadReport.ablated`, this is what zeroing the head
@@ -447,9 +433,7 @@ class Explanation(Result):
 
     @property
     def finding(self) -> str:
-        """Whether the heads that are zeroed jointly matter more than random heads in this
-        prompt.
-        """
+        """Whether the zeroed heads matter more than random heads in this prompt."""
         ablation = self.ablation
         lost = self.lost(ablation.located)
         random_losses = [self.lost(log_probs) for log_probs in ablation.random]
@@ -499,9 +483,7 @@ class Explanation(Result):
 
     @property
     def query_labels(self) -> tuple[int, ...]:
-        """Index of the correct label for each row of `HeadReport.similarity`; -1 for an unknown
-        answer.
-        """
+        """Index of the correct label of each row of `HeadReport.similarity`; -1 if unknown."""
         last = -1 if self.answer is None else self.labels.index(self.answer)
         return (*self.input.demonstration_labels, last)
 
@@ -547,9 +529,7 @@ def _first_token_remark(spelling: Sequence[str]) -> str:
 
 
 def is_noise(standout: float | None) -> bool:
-    """Return whether a vector's top words stand out no more than those of most random
-    directions.
-    """
+    """Return whether top words stand out no more than those of most random directions."""
     return standout is not None and standout < MIN_STANDOUT
 
 
@@ -590,8 +570,7 @@ def _subheads(explanation: Explanation) -> Iterator[Row]:
 
 
 def _labels(explanation: Explanation) -> Iterator[Row]:
-    """Each label's log-probability: of the unedited model, with located and with random heads
-    zeroed.
+    """Each label's log-probability, of the unedited model and with heads zeroed.
 
     Over the draws of random heads, it is the log of the mean probability, as the page and the
     terminal show it.

@@ -70,15 +70,11 @@ class ModelComparison(Result):
 
     @property
     def same_heads(self) -> bool:
-        """Whether both models have the same number of layers and heads, so that heads can be
-        compared directly.
-        """
+        """Whether both models have as many layers and heads, so that heads can be compared."""
         return self.a["increase"].shape == self.b["increase"].shape
 
     def summary(self) -> pd.DataFrame:
-        """Return means over prompts: measure, a, b, change, and the change's interval (low,
-        high).
-        """
+        """Return means over prompts: measure, a, b, change, and the change's low and high ends."""
         rows = []
         for name in MEASURES:
             bounds = (-1.0, 1.0) if name == "accuracy" else None
@@ -124,9 +120,7 @@ class ModelComparison(Result):
 
     @property
     def shown_scores(self) -> list[Score]:
-        """The scores by which heads are shown: the one that ranks them, the contrast and the
-        increase.
-        """
+        """The scores to show heads by: the one that ranks them, the contrast and the increase."""
         scores: list[Score] = [self.by, *DIRECT_SCORES]
         return list(dict.fromkeys(scores))
 
@@ -205,9 +199,7 @@ class ModelComparison(Result):
         )
 
     def _map_section(self, marked: frozenset[str]) -> Section:
-        """Return every head's change on a map, the `marked` ones ringed, and its scores in a
-        figure.
-        """
+        """Return every head's change on a map with `marked` heads, and its scores in a figure."""
         changes = (self.b[self.by] - self.a[self.by]).mean(0)
         head_map = HeadValues(
             f"change of {self.by}, B minus A, nats",

@@ -83,9 +83,7 @@ class PairCheck(Check):
 
     @property
     def does_task(self) -> bool:
-        """Whether the model learns from the demonstrations or, where these show answers, from their
-        mapping.
-        """
+        """Whether the model learns from demonstrations or, if these show answers, their mapping."""
         return "learns" in self.behaviors or ("maps" in self.behaviors and self.shown > 0)
 
     def to_frame(self) -> pd.DataFrame:
@@ -145,9 +143,7 @@ def check_pairs(
     tokenized: Callable[[list[Prompt]], PromptBatch],
     run: Run | None,
 ) -> PairCheck:
-    """Return the check of prompts with answers and two or more different outputs; see
-    `PairCheck`.
-    """
+    """Return the `PairCheck` of prompts with answers and two or more different outputs."""
     arranged: dict[PairArrangement, list[Prompt]] = {
         "given": list(prompts),
         "mismatched": [_mismatched(prompt) for prompt in prompts],

@@ -50,9 +50,7 @@ class Settings:
     target: str | int | None = None
     """Target of plain text as passed by the user; None means the model's most probable token."""
     against: tuple[str | int, ...] | None = None
-    """What the target is compared with; None means a prompt's other labels, and nothing for plain
-    text.
-    """
+    """What the target is compared with; None is all other labels, and nothing for plain text."""
     why: str | None = None
     """Name of a head to report even if it is not among the located ones."""
     by: Score = "contrast"
@@ -66,8 +64,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class HeadReport:
-    """A located head: its increase (nats), its attention and increase by token position, and its
-    top words.
+    """A located head: its scores (nats), attention, increases by token, and top words.
 
     `value_words`, `key_words` and `value_ranks` have one entry per demonstration; `value_ranks` is
     the rank of the demonstration's own label in the projection of its value. `ablated` holds the
@@ -119,24 +116,18 @@ class HeadReport:
         return {by: score for by, score in scores.items() if score is not None}
 
     def top_attended(self, n: int = 5) -> tuple[tuple[int, float], ...]:
-        """Return (position, attention) for the `n` positions that the last token attends to most,
-        largest first.
-        """
+        """Return (position, attention) of the `n` positions with the most attention, in order."""
         ranked = sorted(enumerate(self.attention), key=lambda pair: (-pair[1], pair[0]))
         return tuple(ranked[:n])
 
     def attention_to(self, ranges: Sequence[Sequence[int]]) -> tuple[float, ...]:
-        """Return the attention to token ranges, such as those of labels, summed over the tokens of
-        each.
-        """
+        """Return the attention to ranges of tokens, such as labels, summed over each range."""
         return tuple(math.fsum(self.attention[start:stop]) for start, stop in ranges)
 
 
 @dataclass(frozen=True)
 class SubheadReport:
-    """A located (head, position) part, its increase and, if the target is compared, its contrast
-    (nats).
-    """
+    """A located (head, position) part, its increase and, if there is one, its contrast (nats)."""
 
     head: Head
     position: int
@@ -147,9 +138,7 @@ class SubheadReport:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A section of an explanation that cannot be computed for the model's family, and the
-    reason.
-    """
+    """A section that cannot be computed for the model's family, and the reason."""
 
     section: str
     reason: str
@@ -160,9 +149,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class AblationReport:
-    """Label log-probabilities (nats) with the located heads, or random sets, zeroed at the last
-    position.
-    """
+    """Label log-probabilities (nats) with located or random heads zeroed at the last position."""
 
     heads: tuple[Head, ...]
     located: tuple[float, ...]
@@ -171,9 +158,7 @@ class AblationReport:
 
 @dataclass(frozen=True)
 class InputReport:
-    """What the model reads: the prompt or text, its tokens, and where the demonstrations' labels
-    are.
-    """
+    """What the model reads: the prompt or text, its tokens, and where the labels are."""
 
     prompt: Prompt | None
     """None for plain text without demonstrations."""
@@ -196,25 +181,19 @@ class InputReport:
 
     @property
     def is_plain_text(self) -> bool:
-        """Whether this is plain text without demonstrations; `ScoreReport.labels` are then the
-        scored tokens.
-        """
+        """Whether this is plain text; `ScoreReport.labels` are then the scored tokens."""
         return self.prompt is None
 
     @property
     def appended_text(self) -> str:
-        """The label tokens appended to the prompt, up to which the compared labels agree; else
-        empty.
-        """
+        """The label tokens after the prompt, up to which the compared labels agree; else empty."""
         return "".join(self.token_names[len(self.tokens) - self.n_shared_tokens :]).replace(
             "␣", " "
         )
 
     @property
     def label_at(self) -> dict[int, int]:
-        """The demonstrations' labels (indices into `ScoreReport.labels`) by the positions of all
-        their tokens.
-        """
+        """The demonstrations' labels (indices into `ScoreReport.labels`) by position."""
         labels: dict[int, int] = {}
         for (start, stop), label in zip(self.label_ranges, self.demonstration_labels, strict=True):
             labels |= dict.fromkeys(range(start, stop), label)
@@ -228,9 +207,7 @@ class InputReport:
 
 @dataclass(frozen=True)
 class ScoreReport:
-    """The scored labels (plain text: tokens), their log-probabilities (nats), and the next
-    tokens.
-    """
+    """The scored labels or tokens, their log-probabilities (nats), and the next tokens."""
 
     labels: tuple[str, ...]
     log_probs: tuple[float, ...]
@@ -265,9 +242,7 @@ class ScoreReport:
 
     @property
     def predicts_label(self) -> bool:
-        """Whether the token of the most probable label is the most probable token of the
-        vocabulary.
-        """
+        """Whether the most probable label's token is the most probable of the vocabulary."""
         return max(self.log_probs) >= math.log(self.next_tokens[0][1]) - 1e-4
 
     @property
@@ -289,9 +264,7 @@ class DemonstrationsReport:
     keys: tuple[float, ...]
     values: tuple[float, ...]
     begins_text: bool
-    """Whether the first demonstration begins the text, with the token to which many heads attend by
-    default.
-    """
+    """Whether the first demonstration begins the text, with a token that many heads attend to."""
 
 
 @dataclass(frozen=True)
@@ -336,9 +309,7 @@ class AllHeadsReport:
 
 @dataclass(frozen=True)
 class SubheadsReport:
-    """The (head, position) parts with the largest contrast, or increase if heads are ranked by
-    it.
-    """
+    """The largest (head, position) parts, by contrast or else by increase."""
 
     largest: tuple[SubheadReport, ...]
     n_parts: int

@@ -1,5 +1,4 @@
-"""Check whether a model learns a task, knows its labels' words, copies the last label or prefers a
-label.
+"""Check whether a model learns a task, knows its labels, copies the last one or prefers one.
 
 1. Each prompt runs in the order given and in four arrangements of its demonstrations
    (`prompts.arrangements`).
@@ -395,9 +394,7 @@ def _prompts(
 
 @dataclass(frozen=True)
 class LabelScores:
-    """Log-probabilities of labels after some prompts, -inf for those that a prompt does not
-    offer.
-    """
+    """Log-probabilities of labels after prompts, -inf for labels that a prompt does not offer."""
 
     log_probs: Float[Tensor, "prompt label"]
     answer: Int[Tensor, " prompt"]
@@ -427,9 +424,7 @@ def check_of_scores(
     *,
     edits: tuple[str, ...] = (),
 ) -> TaskCheck:
-    """Return what follows from the labels' scores of the given prompts and of their
-    arrangements.
-    """
+    """Return what follows from the labels' scores in the given order and the arrangements."""
     queries = [prompt.query for prompt in prompts]
     choices = as_given.choices.numpy()
     design = Design(

@@ -306,9 +306,7 @@ def n_drawn(n: int) -> int:
 
 
 def scanned_and_tested(prompts: list[Prompt], n: int) -> tuple[list[Prompt], list[Prompt]]:
-    """Return prompts to scan and n prompts to test, which share no query if there are enough
-    queries.
-    """
+    """Return prompts to scan and n to test, without a shared query if there are enough."""
     if len({prompt.query for prompt in prompts}) >= 4:
         scanned, _ = halves_by_query(prompts, N_SCANNED)
         _, tested = halves_by_query(prompts, n)

@@ -80,8 +80,7 @@ class Prediction:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class TwoTowers(Result):
-    """What exchanging queries, keys and values of some heads costs the answer, made by
-    `two_towers`.
+    """What exchanging some heads' queries, keys and values costs; made by `two_towers`.
 
     `print` shows `verdict` and the table. `exchanges` has the values of every prompt; intervals
     resample queries, since prompts with the same query are not independent.
@@ -100,9 +99,7 @@ class TwoTowers(Result):
     log_odds: Float[np.ndarray, " prompt"]
     """The answer's log-odds without exchange, nats."""
     partner_log_odds: Float[np.ndarray, " prompt"]
-    """The same against its partner alone, the label that it is exchanged with; equal with two
-    labels.
-    """
+    """The same against its partner alone; equal with two labels."""
     correct: Bool[np.ndarray, " prompt"]
     """Whether the model gives the answer without exchange."""
     queries: tuple[str, ...]
@@ -124,9 +121,7 @@ class TwoTowers(Result):
     fallback_reason: str = ""
     """Why full forward passes were used instead of the prefix cache; empty if it was used."""
     edits: tuple[str, ...] = ()
-    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing
-    edits it.
-    """
+    """What edited the model: edits of open `with` blocks, and hooks. Empty for the plain model."""
     by: Score = "towers"
     """The score by which the heads were found."""
 
@@ -144,16 +139,12 @@ class TwoTowers(Result):
         return bootstrap_interval(values, clusters=self.queries)
 
     def _above_random(self, exchange: ExchangeEffects) -> Interval:
-        """Return how much more an exchange costs than in random heads, with its interval over
-        queries and sets.
-        """
+        """Return how much more an exchange costs than in random heads, with its interval."""
         over_queries = self._interval(exchange.lost - exchange.random_lost.mean(0))
         return with_random_sets(over_queries, exchange.random_lost.mean(1))
 
     def _balanced(self, log_odds: Float[np.ndarray, " prompt"]) -> Interval:
-        """Return the mean log-odds against the partner, without what the model's preference for a
-        label adds.
-        """
+        """Return the mean log-odds against the partner, without preferences for a label."""
         labels = sorted({*self.answers, *self.partners})
         answer = np.array([labels.index(label) for label in self.answers])
         partner = np.array([labels.index(label) for label in self.partners])
@@ -175,9 +166,7 @@ class TwoTowers(Result):
 
     @cached_property
     def left(self) -> dict[str, Interval]:
-        """The mean log-odds against the partner that each exchange leaves, nats; preferences are
-        taken out.
-        """
+        """The mean log-odds against the partner that each exchange leaves, without preferences."""
         intervals = {}
         for exchange in self.exchanges:
             intervals[exchange.name] = self._balanced(exchange.partner_log_odds)
@@ -305,9 +294,7 @@ class TwoTowers(Result):
         return self._affirmed(heads, is_one=is_one)
 
     def _not_two_towers(self, heads: str, *, is_one: bool) -> str:
-        """Return the sentence for heads without an effect of their own, or without the
-        structure.
-        """
+        """Return the sentence for heads without their own effect, or without the structure."""
         effects, structure = self._failed("effect"), self._failed("structure")
         failed = effects or structure
         texts = [f"{check.text} (difference {_nats(check.difference)})" for check in failed]
