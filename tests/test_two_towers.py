@@ -287,12 +287,12 @@ def test_each_exchange_of_each_set_has_the_numbers_that_it_has_alone(tiny_run):
     sets = [tuple(HEADS[:2]), (HEADS[3],)]
     results = exchange_heads(view, prompts, sets, exchanges=exchanges, n_random=3)
     columns = [prompts.batch.whole_labels.index(donors.partner_label(prompt)) for prompt in PROMPTS]
-    for stored_result, heads in zip(results, sets, strict=True):
-        assert stored_result.heads == heads
-        for effects_of_exchange, exchange in zip(stored_result.exchanges, exchanges, strict=True):
+    for towers_of_heads, heads in zip(results, sets, strict=True):
+        assert towers_of_heads.heads == heads
+        for effects_of_exchange, exchange in zip(towers_of_heads.exchanges, exchanges, strict=True):
             assert effects_of_exchange.name == exchange.name
             all_lost = [effects_of_exchange.lost, *effects_of_exchange.random_lost]
-            for lost, head_set in zip(all_lost, (heads, *stored_result.random_sets), strict=True):
+            for lost, head_set in zip(all_lost, (heads, *towers_of_heads.random_sets), strict=True):
                 scores, *_ = exchange_scores(view, prompts, [(exchange, head_set)])
                 assert_close(torch.from_numpy(lost), scores.log_odds[:, 0] - scores.log_odds[:, 1])
             scores, *_ = exchange_scores(view, prompts, [(exchange, heads)])
