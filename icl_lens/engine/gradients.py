@@ -67,6 +67,7 @@ def z_gradients(
             z = z if z.requires_grad else z.detach().requires_grad_(True)
             is_first_run = layer not in begun
             if is_first_run:
+                release_freed_memory()  # of the FFN before
                 begun.add(layer)
                 z.register_hook(partial(take, layer))
                 if layer == 0:
