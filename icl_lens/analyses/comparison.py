@@ -56,7 +56,7 @@ class Comparison(Result):
         )
         if a.settings.by == b.settings.by:
             first = a.settings.by
-        shared = [by for by in SCORES if a.all_heads.by(by) and b.all_heads.by(by)]
+        shared: list[Score] = [by for by in SCORES if a.all_heads.by(by) and b.all_heads.by(by)]
         return [first, *(by for by in shared if by != first)]
 
     def to_frame(self) -> pd.DataFrame:
@@ -75,7 +75,9 @@ class Comparison(Result):
             )
         first, *further = self.scores
         frame = self.a.to_frame("heads").filter(["name", "layer", "head"])
-        prefixes: dict[Score, str] = {first: ""} | {by: f"{by}_" for by in further}
+        prefixes: dict[Score, str] = {first: ""}
+        for by in further:
+            prefixes[by] = f"{by}_"
         for by, prefix in prefixes.items():
             for side, explanation in (("a", self.a), ("b", self.b)):
                 grid = explanation.all_heads.by(by)

@@ -447,7 +447,9 @@ def check_of_scores(
     for layout, names in ARRANGEMENTS.items():
         by_layout[layout] = [by_arrangement[name] for name in names]
     labelings: tuple[Layout, ...] = ("given", "original", "exchanged")
-    aurocs = {layout: _Aurocs.of(by_layout[layout], queries) for layout in labelings}
+    aurocs: dict[Layout, _Aurocs] = {}
+    for layout in labelings:
+        aurocs[layout] = _Aurocs.of(by_layout[layout], queries)
     label_intervals = map(aurocs["given"].of_label, range(len(labels)))
     return TaskCheck(
         n_prompts=len(prompts),
