@@ -4,6 +4,7 @@ input.
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,6 +23,10 @@ from icl_lens.cli import TASKS, app, console, stored_checks
 from icl_lens.cli.options import unescape
 from icl_lens.prompts.datasets import DATASETS
 from icl_lens.prompts.pair_task import bundled_pairs
+from icl_lens.result.number_format import decimal, signed
+
+HYPHEN_FOR_MINUS = re.compile(r"(?<![\w-])-\d")
+"""A negative number that is not written with the minus sign, U+2212."""
 
 
 def test_explain_prints_everything_and_writes_it(run, tiny, tmp_path):
@@ -35,7 +40,9 @@ def test_explain_prints_everything_and_writes_it(run, tiny, tmp_path):
     assert numbers["settings"]["bias"] is False
     assert len(numbers["heads"]) == 3
     for report in numbers["heads"]:
-        assert f"{report['increase']:+.3f}" in out
+        assert signed(report["increase"]) in out
+    assert "−" in out
+    assert not HYPHEN_FOR_MINUS.search(out)
     assert page.read_text().lower().startswith("<!doctype html>")
     assert faults.left_in(tmp_path) == {"page.html", "numbers.json"}, "nothing half-written is left"
 
@@ -199,7 +206,7 @@ def test_any_text_is_explained(run, tiny, tmp_path):
     explanation = il.results.Explanation.load(file)
     assert explanation.is_plain_text
     assert explanation.settings.against == (" bar", " no")
-    assert f"{explanation.heads[0].contrast:+.3f}" in out
+    assert signed(explanation.heads[0].contrast) in out
 
 
 SIX = ("sentiment", "number", "animal", "country", "color", "fruit")
@@ -238,7 +245,7 @@ def test_a_task_of_six_classes_is_the_same_in_every_command_and_in_python(run, s
     assert batch.texts[0] in out
     top = il.locate_heads(icl_mini, batch, k=20, against=batch.other_label_tokens)
     assert all(f"{name} " in out for name in map(str, top.heads))
-    assert all(f"{value:.4f}" in out for value in top.value.tolist())
+    assert all(decimal(value, 4) in out for value in top.value.tolist())
     code, out, err = run("compare", *options, *TEMPLATE)
     assert code == 0, err
     for row in il.compare(*explained).to_frame()[:5].itertuples():
@@ -300,6 +307,8 @@ def test_tiny_models_have_fewer_heads_than_locate_asks_for(run, tiny, words):
     code, out, err = run("locate", *task)
     assert code == 0, err
     assert "12 of 12 heads" in out
+    assert "−" in out
+    assert not HYPHEN_FOR_MINUS.search(out)
     code, _, err = run("locate", *task, "-k", 13)
     assert code == 2
     assert "k must be between 1 and 12" in err
@@ -333,7 +342,7 @@ def test_locate_shows_the_first_prompt_and_ranks_by_contrast(run, icl_mini, tmp_
     drops = il.head_effects(icl_mini, batch, positions="last").log_odds
     assert_close(table["effect"], drops[:, top.layer, top.head].mean(0))
     assert "log-odds lost" in out
-    assert all(f"{value:.4f}" in out for value in table["effect"])
+    assert all(decimal(value, 4) in out for value in table["effect"])
     code, _, err = run(*arguments, "--by", "increase", "--out", tmp_path / "run")
     assert code == 2
     assert "--by contrast" in err

@@ -410,9 +410,9 @@ def test_the_sentence_says_why(icl_mini):
     assert f"{attention:.0%} of its attention" in sentence
     assert f"{abs(report.why.score_difference):.2f}" in sentence
     strongest = max(report.why.query, key=lambda part_of_writer: part_of_writer[1] * report.why.score_difference)
-    assert f"{writer_in_words(strongest[0])} ({strongest[1]:+.2f})" in sentence
+    assert f"{writer_in_words(strongest[0])} ({signed(strongest[1], 2)})" in sentence
     assert sentence in ex.terminal_text(explanation)
-    page = html.unescape(sentence.replace("(-", "(−"))
+    page = html.unescape(sentence)
     assert page in html.unescape(explanation.to_html())
     static = explanation._repr_html_().partition("icl-lens-twin")[2]
     assert page in html.unescape(static)
@@ -420,8 +420,8 @@ def test_the_sentence_says_why(icl_mini):
 
 def test_writers_in_words():
     parts = [("F3", 1.0), ("L2H1", 0.6), ("embed", 0.2), ("bias", -0.7), ("pos_embed", -0.1)]
-    assert writers_in_words(parts, above=True) == "FFN 3 (+1.00) and L2H1 (+0.60), against biases (-0.70)"
-    assert writers_in_words(parts, above=False) == "biases (-0.70), against FFN 3 (+1.00)"
+    assert writers_in_words(parts, above=True) == "FFN 3 (+1.00) and L2H1 (+0.60), against biases (−0.70)"
+    assert writers_in_words(parts, above=False) == "biases (−0.70), against FFN 3 (+1.00)"
     assert writers_in_words([("F3", 1.0)], above=False) == "many small writers"
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from icl_lens.intervals import Interval, beside_random_sets
 from icl_lens.result.head_findings import heads_in_words, list_finding, removal_finding
-from icl_lens.result.number_format import interval_text, signed
+from icl_lens.result.number_format import decimal, interval_text, signed, whole_percent
 
 REMOVED = {"unit": "nats of log-odds", "where": "zeroed at the last position", "random": "random heads"}
 
@@ -48,28 +48,60 @@ def table_of(ends, effects=()):
 
 
 def test_a_list_counts_heads_whose_interval_is_above_zero():
-    sentence = list_finding(table_of([(0.1, 0.3), (0.01, 0.2), (-0.1, 0.2), (-0.3, -0.1)]), 3, "contrast", n_heads=200)
-    assert sentence.startswith("2 of the 3 listed heads have a mean contrast whose 95% interval is above zero")
-    assert "(of all 200 heads, about 5 would by chance)" in sentence
-    none = list_finding(table_of([(-0.1, 0.3), (-0.2, -0.1)]), 2, "contrast", n_heads=200)
-    assert none.startswith("None of the 2 listed heads has a mean contrast whose 95% interval is above zero.")
+    ends = [(0.1, 0.3), (0.01, 0.2), (-0.1, 0.2), (-0.3, -0.1)]
+    several = list_finding(table_of(ends), 3, "contrast", n_heads=200)
+    assert several.startswith("2 of the 3 heads in the table have a mean contrast above zero (whole 95% interval).")
+    assert "The table lists the 3 of all 200 heads whose mean is largest." in several
+    assert list_finding(table_of(ends[1:]), 3, "effect", n_heads=200).startswith("1 of the 3 heads in the table has a")
+    none = list_finding(table_of(ends[2:]), 2, "contrast", n_heads=200)
+    assert none.startswith("None of the 2 heads in the table has a mean contrast above zero (whole 95% interval).")
     assert "not shown that any of them helps" in none
-    for text in (sentence, none):
+    for text in (several, none):
         assert "icl-lens ablate (il.ablate_with_controls) measures it" in text
     joint = list_finding(table_of([(0.1, 0.3)]), 1, "contrast", n_heads=200, joint_removal="The joint test.")
     assert joint.endswith("The joint test.")
-    assert joint.startswith("The listed head has a mean contrast whose 95% interval is above zero")
+    assert joint.startswith(
+        "The head in the table has a mean contrast above zero (whole 95% interval). Its mean is the"
+    )
+    assert list_finding(table_of([(-0.1, 0.3)]), 1, "effect", n_heads=200).startswith(
+        "It is not shown that the head in the table has a mean effect above zero (whole 95% interval). "
+        "It is not shown that zeroing it alone costs the answer anything."
+    )
 
 
-def test_a_list_counts_heads_that_help_when_removed():
+@pytest.mark.parametrize(
+    ("n_heads", "by_chance"),
+    [(2, "fewer than 1 of the 2"), (29, "fewer than 1 of"), (48, "about 1 of the 48"), (270, "about 7 of the 270")],
+)
+def test_a_list_says_how_many_of_all_heads_chance_puts_above_zero(n_heads, by_chance):
+    """1 of 40 intervals lies above zero by chance."""
+    text = list_finding(table_of([(0.1, 0.3), (-0.1, 0.2)]), 2, "contrast", n_heads=n_heads)
+    assert f"If no head did anything, {by_chance}" in text
+    assert ("The table lists all heads." in text) == (n_heads == 2)
+    assert "by chance" not in list_finding(table_of([(-0.1, 0.3)] * 2), 2, "contrast", n_heads=n_heads)
+
+
+def test_a_list_counts_heads_whose_removal_helps():
     effects = [(0.2, 0.4), (-0.1, 0.1), (-0.9, -0.2), (-0.8, -0.3)]
     text = list_finding(table_of([(0.1, 0.3)] * 4, effects), 4, "contrast", n_heads=48)
-    assert "Zeroed alone, 1 costs the answer something, 2 help it, and 1 does neither clearly" in text
+    assert "makes the answer less likely for 1 of them and more likely for 2; for 1, the 95% interval includes" in text
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        ((0.2, 0.4), "Zeroing it alone makes the answer less likely"),
+        ((-0.4, -0.2), "Zeroing it alone makes the answer more likely"),
+        ((-0.1, 0.1), "Whether zeroing it alone makes the answer less likely is not shown"),
+    ],
+)
+def test_the_removal_of_a_single_head_is_told_by_its_interval(ends, says):
+    assert says in list_finding(table_of([(0.1, 0.3)], [ends]), 1, "contrast", n_heads=48)
 
 
 def test_a_single_query_shows_nothing():
     text = list_finding(table_of([(math.nan, math.nan)] * 2), 2, "effect", n_heads=48)
-    assert text.startswith("Nothing is shown about the 2 listed heads")
+    assert text.startswith("Nothing is shown about the 2 heads in the table")
     assert list_finding(pd.DataFrame({"effect": [1.0]}), 1, "effect", n_heads=48).startswith("Nothing is shown")
 
 
@@ -89,6 +121,8 @@ def test_no_number_is_a_negative_zero_and_small_ones_have_digits():
     assert interval_text(-1.26, -30.0, 20.0) == "−1.26 (95% interval −30.00 … +20.00)"
     assert interval_text(0.021, -0.057, 0.111, times=100) == "+2.1 (95% interval −5.7 … +11.1)"
     assert interval_text(0.5) == "+0.50"
+    assert [decimal(value, 2) for value in (-0.001, -0.5, 0.5, math.nan)] == ["0.00", "−0.50", "0.50", "–"]
+    assert [whole_percent(value) for value in (-0.001, -0.031, 0.97, math.nan)] == ["0%", "−3%", "97%", "–"]
     assert interval_text(0.0, 0.0, 0.0) == "+0.00 (95% interval +0.00 … +0.00)"
 
 

@@ -99,7 +99,7 @@ def test_result_files_hold_the_result(tmp_path):
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "heads.csv"), table)
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "heads.parquet"), table)
     assert json.loads((tmp_path / "result.json").read_text()) == {
-        "finding": "Nothing is shown about the 2 listed heads: without several queries, their mean contrast has no "
+        "finding": "Nothing is shown about the 2 heads in the table: without several queries, the mean contrast has no "
         "interval.",
         "certified": True,
         "n_prompts": 2000,

@@ -1,11 +1,13 @@
 """A view is drawn alike by every renderer: text, Markdown, JSON, terminal, page and notebook."""
 
+import ast
 import io
 import json
 import math
 import re
 from dataclasses import dataclass
 from html import unescape
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -131,3 +133,16 @@ def test_a_result_of_one_table_is_a_small_table_in_notebooks(gpt2_acts):
     heads = il.top_heads(gpt2_acts, k=2)
     assert heads._repr_html_().startswith("<table>")
     assert heads.to_markdown().startswith("# Heads by contrast over")
+
+
+def test_numbers_that_people_read_are_written_by_one_module():
+    """A format with a sign, written elsewhere, would print a hyphen for a minus sign."""
+    package = Path(il.__file__).parent
+    writers = set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FormattedValue) or node.format_spec is None:
+                continue
+            if set("+z") & set(ast.unparse(node.format_spec)):
+                writers.add(path.relative_to(package).as_posix())
+    assert writers == {"result/number_format.py"}

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from icl_lens.result.base import Result
-from icl_lens.result.number_format import signed
+from icl_lens.result.number_format import decimal, signed, whole_percent
 from icl_lens.result.view import Column, Section, View
 
 
@@ -38,5 +38,5 @@ def _cell(measure: Any, value: float) -> str:
     if str(measure).endswith("nats"):
         return signed(value, 2)
     if str(measure).startswith("AUROC"):
-        return f"{value:.2f}"
-    return f"{value:z.0%}".replace("-", "−")
+        return decimal(value, 2)
+    return whole_percent(value)

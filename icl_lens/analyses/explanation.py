@@ -474,10 +474,10 @@ class Explanation(Result):
             if why.value_is_exact:
                 what = f"the log-odds of {self.target}"
             writers = writers_in_words(why.value, why.value_total >= 0)
-            adds = f"From {more} it adds {why.value_total:+z.2f} nats to {what}"
+            adds = f"From {more} it adds {signed(why.value_total, 2)} nats to {what}"
             if report.contrast is not None and why.value_is_exact and self.scores.contrast_adds_up:
-                whole = f"{report.contrast:+z.2f} nats that it adds to {what}"
-                adds = f"Of the {whole}, {why.value_total:+z.2f} come from {more}"
+                whole = f"{signed(report.contrast, 2)} nats that it adds to {what}"
+                adds = f"Of the {whole}, {signed(why.value_total, 2)} come from {more}"
             text += f" {adds}; largest parts: {writers}."
         return text
 

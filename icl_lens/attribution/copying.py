@@ -19,7 +19,7 @@ from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.token_ids import check_ids
 from icl_lens.result.base import Result
-from icl_lens.result.number_format import signed
+from icl_lens.result.number_format import decimal, signed
 from icl_lens.result.tables import SHOWN_ROWS
 from icl_lens.result.view import View, table_view
 
@@ -58,7 +58,8 @@ class HeadCopying(Result):
     def to_view(self) -> View:
         """Return the title and the table that `print` shows."""
         rows, n = self.to_frame().head(SHOWN_ROWS), len(self.tokens)
-        scores = f"copy score {self.copy_score:.2f}, discrimination {self.discrimination:.2f}"
+        copies, discriminates = decimal(self.copy_score, 2), decimal(self.discrimination, 2)
+        scores = f"copy score {copies}, discrimination {discriminates}"
         columns: dict[str, list[object]] = {
             "token read (id)": rows["token"].tolist(),
             "own logit": list(map(signed, rows["own_logit"])),

@@ -16,6 +16,7 @@ from icl_lens.attribution.score_parts import attention_score_parts
 from icl_lens.attribution.value_parts import value_parts
 from icl_lens.head_scores import DirectScore
 from icl_lens.models.head import Head
+from icl_lens.result.number_format import signed
 
 Writer = tuple[str, float]
 Side = Literal["query", "key", "value"]
@@ -185,7 +186,7 @@ def writers_in_words(writers: Sequence[Writer], above: bool) -> str:
         return "many small writers"
     _, largest = pro[0]
     named = [
-        f"{writer_in_words(name)} ({value:+z.2f})"
+        f"{writer_in_words(name)} ({signed(value, 2)})"
         for name, value in pro[:2]
         if abs(value) > abs(largest) / 4
     ]
@@ -193,7 +194,7 @@ def writers_in_words(writers: Sequence[Writer], above: bool) -> str:
     if against:
         name, value = against[0]
         if abs(value) > abs(largest) / 2:
-            text += f", against {writer_in_words(name)} ({value:+z.2f})"
+            text += f", against {writer_in_words(name)} ({signed(value, 2)})"
     return text
 
 

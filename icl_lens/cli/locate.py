@@ -146,6 +146,7 @@ def locate(
 
 
 def _heads(table: "pd.DataFrame", by: Score) -> Table:
+    from icl_lens.result.number_format import decimal
     from icl_lens.result.tables import format_share
 
     score, further_columns = {
@@ -159,11 +160,11 @@ def _heads(table: "pd.DataFrame", by: Score) -> Table:
         "rank", "head", f"mean {score}\n(nats)", *intervals, *further_columns.values(), left=(1,)
     )
     for row in table.to_dict("records"):
-        cells = [str(row["rank"]), row["name"], f"{row[score]:z.4f}"]
+        cells = [str(row["rank"]), row["name"], decimal(row[score], 4)]
         cells += (
-            [f"{row['low']:z.4f} … {row['high']:z.4f}", format_share(row["selected"])]
+            [f"{decimal(row['low'], 4)} … {decimal(row['high'], 4)}", format_share(row["selected"])]
             if intervals
             else []
         )
-        printed_table.add_row(*cells, *(f"{row[name]:z.4f}" for name in further_columns))
+        printed_table.add_row(*cells, *(decimal(row[name], 4) for name in further_columns))
     return printed_table

@@ -410,7 +410,7 @@ export default {
       const more = target ? `${target.labels[target.target]}’s labels` : "the answer’s labels";
       attention.append(h("h4", {}, `Why ${found.head} scores ${more} ${why.difference < 0 ? "lower" : "higher"} than other labels`),
         h("p", {}, `Mean attention score (before the softmax) at ${more} minus at others ${signed(why.difference)}: ` +
-          `${why.because.replace(/-(?=\d)/g, "−")}.${ffn ? ` ${ffn[0]} is FFN ${ffn[1]}.` : ""}${faint}`),
+          `${why.because}.${ffn ? ` ${ffn[0]} is FFN ${ffn[1]}.` : ""}${faint}`),
         h("table", { class: "writers" }, h("tbody", {}, writers("at the last token", why.query), writers("at the labels", why.key))));
     }
 

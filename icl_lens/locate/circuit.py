@@ -46,7 +46,7 @@ from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.roles import EDGE_ROLES, EdgeRole, role_masks
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.result.base import Result
-from icl_lens.result.number_format import interval_text, joined, signed, signed_ends
+from icl_lens.result.number_format import interval_text, joined, signed, signed_ends, whole_percent
 from icl_lens.result.tables import (
     columns_first,
     format_share,
@@ -119,8 +119,8 @@ class Circuit(Result):
           effect, low, high.
         """
         check_choice("table", table, get_args(Table))
-        found = getattr(self, table).copy()
-        return columns_first(found, "edge", "effect", "low", "high", "selected") if table == "edges" else found
+        rows = getattr(self, table).copy()
+        return columns_first(rows, "edge", "effect", "low", "high", "selected") if table == "edges" else rows
 
     def score(self, name: str) -> tuple[float, float, float]:
         """Return a score, with the low and high end of its interval.
@@ -160,18 +160,18 @@ class Circuit(Result):
         value, low, high = self.score("all − none")
         carried = (
             f"With all {self.n_edges:,} edges into {self.readers_in_words}, the answer's log-odds are "
-            f"{all_edges:+z.2f}; with none, {none:+z.2f}: the edges carry "
+            f"{signed(all_edges, 2)}; with none, {signed(none, 2)}: the edges carry "
             f"{interval_text(value, low, high)} nats"
         )
         if not self.is_defined:
             return [f"{carried}, which is not distinguishable from zero, so faithfulness is not defined."]
         row = self.curve[self.curve["kept"] == len(self.edges)].iloc[0]
-        share = f"{100 * row['faithfulness']:z.0f}%"
+        share = whole_percent(row["faithfulness"])
         if row["low"] == row["low"]:
-            share += f" (95% interval {100 * row['low']:z.0f} … {100 * row['high']:z.0f})"
+            share += f" (95% interval {share_ends(row['low'], row['high'])})"
         kept = (
             f"The first {len(self.edges)} edges alone keep {share} of this; random edges of the same parts, roles and "
-            f"layers keep {100 * row['random']:z.0f}%"
+            f"layers keep {whole_percent(row['random'])}"
         )
         if row["difference_low"] > 0:
             kept += "."
@@ -270,9 +270,9 @@ class Circuit(Result):
                 (
                     f"{point['kept']:,}",
                     f"{100 * point['share']:.2g}%" if point["share"] < 1 else "100%",
-                    share_text(point["faithfulness"]),
+                    whole_percent(point["faithfulness"]),
                     share_ends(point["low"], point["high"]),
-                    f"{share_text(point['random'])} ({range_text})",
+                    f"{whole_percent(point['random'])} ({range_text})",
                 )
             )
         note = (
@@ -314,14 +314,9 @@ class Circuit(Result):
         )
 
 
-def share_text(value: float) -> str:
-    """Format a share as "97%" or "−3%", and NaN as "–"."""
-    return "–" if math.isnan(value) else f"{round(100 * value)}%".replace("-", "−")
-
-
 def share_ends(low: float, high: float) -> str:
     """Format the ends of an interval of shares as "12% … 34%", and NaN as "–"."""
-    return "–" if math.isnan(low) else f"{share_text(low)} … {share_text(high)}"
+    return "–" if math.isnan(low) else f"{whole_percent(low)} … {whole_percent(high)}"
 
 
 def log_odds_without(

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from icl_lens.attribution.search import TopHeads
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.result.head_findings import list_finding
+from icl_lens.result.number_format import decimal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,8 +34,8 @@ def summary(top: TopHeads, batch: PromptBatch) -> str:
     )
     if top.n_exact < top.n_parts:
         text += (
-            f" Largest unevaluated bound: {top.unevaluated_bound:.4f} nats; last head in the table: "
-            f"{float(top.value[-1]):.4f}."
+            f" Largest unevaluated bound: {decimal(top.unevaluated_bound, 4)} nats; last head in the table: "
+            f"{decimal(float(top.value[-1]), 4)}."
         )
     return text
 

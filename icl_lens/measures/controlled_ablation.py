@@ -46,7 +46,7 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.result.base import Displayed, Result
 from icl_lens.result.head_findings import removal_finding
-from icl_lens.result.number_format import joined, mean_and_range, percent, signed
+from icl_lens.result.number_format import decimal, joined, mean_and_range, percent, signed
 from icl_lens.result.tables import SHOWN_ROWS, columns_first, plural_prompts
 from icl_lens.result.view import Cell, Column, Dots, Label, Section, View, table_view
 from icl_lens.runs.run import Run
@@ -80,7 +80,7 @@ class AnswerScores(Displayed):
             "prompt": list(range(len(scores))),
             "answer": self.answer[:SHOWN_ROWS].tolist(),
             "log p(labels), nats": [
-                "  ".join(f"{value:+z.2f}" if is_own else "–" for value, is_own in zip(row, own, strict=True))
+                "  ".join(signed(value, 2) if is_own else "–" for value, is_own in zip(row, own, strict=True))
                 for row, own in zip(scores.tolist(), self.label_mask.tolist(), strict=False)
             ],
             "is top token": [str(one) for one in self.top1_correct[:SHOWN_ROWS].tolist()],
@@ -481,8 +481,8 @@ def points_text(share: Interval) -> str:
 def auroc_text(auroc: Interval) -> str:
     """Format an AUROC with its interval: "0.98 (0.95–1.00)"."""
     if math.isnan(auroc.low):
-        return f"{auroc.value:z.2f}"
-    return f"{auroc.value:z.2f} ({auroc.low:.2f}–{auroc.high:.2f})"
+        return decimal(auroc.value, 2)
+    return f"{decimal(auroc.value, 2)} ({auroc.low:.2f}–{auroc.high:.2f})"
 
 
 def random_head_sets(

@@ -16,7 +16,7 @@ from icl_lens.models.readout import MIN_STANDOUT
 from icl_lens.report.palette import AMBER, SKY
 from icl_lens.report.terminal import new_table
 from icl_lens.report.view_terminal import QUIET, label_style
-from icl_lens.result.number_format import joined, mean_and_range, percent
+from icl_lens.result.number_format import decimal, joined, mean_and_range, percent, signed
 from icl_lens.result.view import Label
 
 BAR_WIDTH = 22
@@ -69,7 +69,7 @@ def _answer(explanation: Explanation) -> RenderableType:
         column.no_wrap = True  # narrow terminals wrap the notes, not the numbers
     for index, label in enumerate(explanation.labels):
         log_prob = explanation.scores.log_probs[index]
-        cells = [Text(label, label_style(index)), percent(math.exp(log_prob)), f"{log_prob:.2f}"]
+        cells = [Text(label, label_style(index)), percent(math.exp(log_prob)), decimal(log_prob, 2)]
         if has_long_labels:
             cells += _whole_label_cells(explanation, index)
         cells.append(", ".join(_answer_notes(explanation, label)))
@@ -86,7 +86,10 @@ def _whole_label_cells(explanation: Explanation, label: int) -> list[str | Text]
     scores = explanation.scores
     n_tokens = len(scores.spellings[label])
     among = "" if n_tokens == 1 else f" of {n_tokens}"
-    return [Text(f"{scores.scored_tokens[label]!r}{among}"), f"{scores.whole_log_probs[label]:.2f}"]
+    return [
+        Text(f"{scores.scored_tokens[label]!r}{among}"),
+        decimal(scores.whole_log_probs[label], 2),
+    ]
 
 
 def _answer_notes(explanation: Explanation, label: str) -> list[str]:
@@ -114,7 +117,7 @@ def _demonstrations(explanation: Explanation) -> list[RenderableType]:
         if lost["label"]:
             style = label_style(explanation.input.demonstration_labels[lost["place"] - 1])
         text = Text(lost["text"], overflow="ellipsis", no_wrap=True)
-        numbers = [f"{lost[way]:+z.2f}" for way in ("hidden", "keys", "values")]
+        numbers = [signed(lost[way], 2) for way in ("hidden", "keys", "values")]
         table.add_row(text, Text(lost["label"], style), *numbers)
     return [Group(table, Text(explanation.demonstrations_note, QUIET))]
 
@@ -125,7 +128,7 @@ def _layers(explanation: Explanation) -> RenderableType:
     table = new_table("layer", "attention", "", "FFN", "", left=(0, 2, 4), title=title)
     for layer, attn in enumerate(explanation.layers.attn):
         ffn = explanation.layers.ffn[layer]
-        cells = [f"{attn:+z.2f}", _bar(attn, reach), f"{ffn:+z.2f}", _bar(ffn, reach)]
+        cells = [signed(attn, 2), _bar(attn, reach), signed(ffn, 2), _bar(ffn, reach)]
         table.add_row(str(layer), *cells)
     return table
 
@@ -165,7 +168,7 @@ def _heads(explanation: Explanation) -> RenderableType:
         attention = [_attention_text(weight) for weight in weights]
         if not has_column_each:
             attention = [_most_attended(explanation, report, list(names.values()), weights)]
-        table.add_row(str(report.head), *(f"{score:+z.3f}" for score in scores), *attention)
+        table.add_row(str(report.head), *map(signed, scores), *attention)
     return Group(table, *_heads_notes(explanation, has_losses=not measured))
 
 
@@ -219,10 +222,8 @@ def _subheads(explanation: Explanation) -> RenderableType:
     table = new_table(*columns, left=(0, 2), title=f"(Head, position) parts by {by}, nats")
     for part in explanation.subheads.largest[: explanation.settings.k]:
         token = Text(part.token, label_style(explanation.input.label_at.get(part.position)))
-        contrast = [] if part.contrast is None else [f"{part.contrast:+z.3f}"]
-        table.add_row(
-            str(part.head), str(part.position), token, f"{part.increase:+z.3f}", *contrast
-        )
+        contrast = [] if part.contrast is None else [signed(part.contrast)]
+        table.add_row(str(part.head), str(part.position), token, signed(part.increase), *contrast)
     parts = explanation.subheads
     note = f"all {parts.n_parts} parts evaluated; the result is exact"
     if parts.certified:
@@ -245,7 +246,7 @@ def _words(explanation: Explanation) -> RenderableType:
             ", ".join(word.strip() for word in words), QUIET if is_noise(standout) else ""
         )
         table.add_row(
-            str(position), token, kind, "" if standout is None else f"{standout:.1f}", listed
+            str(position), token, kind, "" if standout is None else decimal(standout, 1), listed
         )
     note = (
         "standout: how far the first word's score exceeds that of random directions, in standard deviations. Below "
@@ -275,7 +276,7 @@ def _why(explanation: Explanation) -> list[RenderableType]:
     for writers in zip_longest(*sides):
         cells = []
         for writer in writers:
-            cells += ["", ""] if writer is None else [writer[0], f"{writer[1]:+z.3f}"]
+            cells += ["", ""] if writer is None else [writer[0], signed(writer[1])]
         table.add_row(*cells)
     sentence, note = Text(explanation.why_sentence(report)), Text(_why_note(why), QUIET)
     words = _writer_words(why)
@@ -287,9 +288,9 @@ def _why_note(why: AttentionReasons) -> str:
     pairs = []
     for query_writer, key_writer, score in why.pairs[:3]:
         if abs(score) >= SMALLEST_NAMED:
-            pairs.append(f"{query_writer} × {key_writer} {score:+z.2f}")
+            pairs.append(f"{query_writer} × {key_writer} {signed(score, 2)}")
     note = (
-        f"Each score column sums to the difference {why.score_difference:+z.2f} over all "
+        f"Each score column sums to the difference {signed(why.score_difference, 2)} over all "
         f"{why.n_writers} writers ({WRITER_NAMES})."
     )
     if pairs:
@@ -308,7 +309,7 @@ def _writer_words(why: AttentionReasons) -> Table:
         for writer, (words, standout) in why.words(side).items():
             style = QUIET if is_noise(standout) else ""
             top_words = Text(", ".join(word.strip() for word in words[:6]), style)
-            table.add_row(side_name, writer, f"{standout:.1f}", top_words)
+            table.add_row(side_name, writer, decimal(standout, 1), top_words)
             side_name = ""
     return table
 

@@ -95,34 +95,64 @@ def list_finding(
     """
     rows = table.head(k)
     n = len(rows)
-    listed = "the listed head" if n == 1 else f"the {n} listed heads"
-    name = f"mean {score}"
+    in_table = "the head in the table" if n == 1 else f"the {n} heads in the table"
     if "low" not in rows or bool(np.isnan(np.asarray(rows["low"], dtype=float)).all()):
-        return f"Nothing is shown about {listed}: without several queries, their {name} has no interval."
+        return f"Nothing is shown about {in_table}: without several queries, the mean {score} has no interval."
     n_above = int((np.asarray(rows["low"], dtype=float) > 0).sum())
-    by_chance = f"of all {n_heads} heads, about {max(1, round(n_heads / 40))} would by chance"
+    above_zero = f"a mean {score} above zero (whole 95% interval)"
     if n_above == 0:
-        text = f"None of {listed} has a {name} whose 95% interval is above zero."
-        if score == "effect":
-            text += " It is not shown that zeroing any of them alone costs the answer anything."
-        else:
-            text += f" It is not shown that any of them helps the answer. {NEEDED_INSTEAD}"
+        sentences = _none_above(above_zero, n, score)
     else:
-        subject = f"{n_above} of {listed} {'has' if n_above == 1 else 'have'}"
+        subject = f"{n_above} of {in_table} {'has' if n_above == 1 else 'have'}"
         if n == 1:
-            subject = "The listed head has"
-        text = f"{subject} a {name} whose 95% interval is above zero ({by_chance})."
+            subject = "The head in the table has"
+        sentences = [f"{subject} {above_zero}.", *_by_chance(n, n_heads)]
     if "effect_low" in rows:
-        n_cost = int((np.asarray(rows["effect_low"], dtype=float) > 0).sum())
-        n_help = int((np.asarray(rows["effect_high"], dtype=float) < 0).sum())
-        n_neither = n - n_cost - n_help
-        costs, helps = _verb(n_cost, "cost"), _verb(n_help, "help")
-        does = "does" if n_neither == 1 else "do"
-        text += f" Zeroed alone, {n_cost} {costs} the answer something, {n_help} {helps} it, and {n_neither} {does}"
-        text += " neither clearly (95% intervals)."
-    return f"{text} {joint_removal}"
+        sentences.append(_zeroed_alone(rows))
+    return " ".join([*sentences, joint_removal])
 
 
-def _verb(n: int, verb: str) -> str:
-    """Return "costs" for one head, "cost" for another number."""
-    return f"{verb}s" if n == 1 else verb
+def _none_above(above_zero: str, n: int, score: str) -> list[str]:
+    """Return sentences on a table of n heads none of whose intervals is above zero."""
+    if n == 1:
+        it, sentences = "it", [f"It is not shown that the head in the table has {above_zero}."]
+    else:
+        it, sentences = "any of them", [f"None of the {n} heads in the table has {above_zero}."]
+    if score == "effect":
+        return [*sentences, f"It is not shown that zeroing {it} alone costs the answer anything."]
+    return [*sentences, f"It is not shown that {it} helps the answer.", NEEDED_INSTEAD]
+
+
+def _by_chance(n: int, n_heads: int) -> list[str]:
+    """Return sentences on which heads a table lists, the n best of `n_heads`, and how many of all
+    would have an interval above zero by chance: 1 of 40.
+    """
+    if n == n_heads:
+        listed = "The table lists all heads."
+    elif n == 1:
+        listed = f"Its mean is the largest of all {n_heads} heads."
+    else:
+        listed = f"The table lists the {n} of all {n_heads} heads whose mean is largest."
+    by_chance = n_heads / 40
+    about = "fewer than 1" if by_chance < 0.75 else f"about {round(by_chance)}"
+    return [
+        listed,
+        f"If no head did anything, {about} of the {n_heads} would be above zero by chance.",
+    ]
+
+
+def _zeroed_alone(rows: pd.DataFrame) -> str:
+    """Return a sentence on how many heads the answer loses or gains from when each is zeroed
+    alone.
+    """
+    n_less_likely = int((np.asarray(rows["effect_low"], dtype=float) > 0).sum())
+    n_more_likely = int((np.asarray(rows["effect_high"], dtype=float) < 0).sum())
+    n_neither = len(rows) - n_less_likely - n_more_likely
+    if len(rows) > 1:
+        return (
+            f"Zeroing one head alone makes the answer less likely for {n_less_likely} of them and more "
+            f"likely for {n_more_likely}; for {n_neither}, the 95% interval includes zero."
+        )
+    if n_neither:
+        return "Whether zeroing it alone makes the answer less likely is not shown: the 95% interval includes zero."
+    return f"Zeroing it alone makes the answer {'less' if n_less_likely else 'more'} likely (95% interval)."

@@ -1,4 +1,8 @@
-"""Format probabilities as percentages, numbers with their sign, and numbers with their intervals."""
+"""Format probabilities as percentages, numbers with their sign, and numbers with their intervals.
+
+All numbers that people read, in a terminal, on a page or in Markdown, are written here, so that each
+of them has the same minus sign, U+2212. Data files keep the hyphen that programs read.
+"""
 
 import math
 from collections.abc import Sequence
@@ -42,6 +46,16 @@ def signed(value: float, digits: int = 3) -> str:
     "+0.000".
     """
     return "–" if value != value else f"{value:+z.{digits}f}".replace("-", "−")
+
+
+def decimal(value: float, digits: int = 3) -> str:
+    """Format a number as "0.123" or "−0.123" (U+2212), and NaN as "–"; zero is "0.000"."""
+    return signed(value, digits).removeprefix("+")
+
+
+def whole_percent(value: float) -> str:
+    """Format a share, which may be negative, as "97%" or "−3%" (U+2212), and NaN as "–"."""
+    return "–" if value != value else f"{decimal(100 * value, 0)}%"
 
 
 def signed_ends(low: float, high: float, digits: int = 3) -> str:

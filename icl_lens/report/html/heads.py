@@ -222,7 +222,7 @@ def _why(e: Explanation, report: HeadReport) -> dict[str, Any] | None:
         "names": WRITER_NAMES,
         "lines": _pair_lines(why),
         "n_rows": max(len(why.query), len(why.key)),
-        "sentence": e.why_sentence(report).replace("(-", "(\u2212"),
+        "sentence": e.why_sentence(report),
         "titles": {side: _writer_titles(why, side) for side in SIDES},
         "words": written if written.rows else None,
         "pairs": Table(["query writer", "key writer", "#score"], pairs),

@@ -9,7 +9,7 @@ from typing import Any
 from icl_lens.analyses.explanation import Explanation
 from icl_lens.report.html.parts import Bar, Cell, Chip, Dots, Run, Table, largest
 from icl_lens.report.html.templating import label_color
-from icl_lens.result.number_format import mean_and_range, percent, signed
+from icl_lens.result.number_format import decimal, mean_and_range, percent, signed
 from icl_lens.result.view import Label
 
 
@@ -59,9 +59,9 @@ def answer(e: Explanation) -> dict[str, Any]:
         log_prob = e.scores.log_probs[index]
         share = math.exp(log_prob)
         row: list[Cell] = [Chip(label, index), Bar(percent(share), share, label_color(index))]
-        row.append(_log_prob_text(log_prob))
+        row.append(decimal(log_prob))
         if has_long_labels:
-            row += [_scored_token(e, index), _log_prob_text(e.scores.whole_log_probs[index])]
+            row += [_scored_token(e, index), decimal(e.scores.whole_log_probs[index])]
         row.append(", ".join(_answer_notes(e, label)))
         rows.append(row)
     columns = [unit_name(e), "#probability", "#log p, nats"]
@@ -109,10 +109,6 @@ def demonstrations_table(e: Explanation) -> Table | None:
         bar = Bar.signed(lost["hidden"], scale)
         rows.append([lost["text"], label, bar, signed(lost["keys"]), signed(lost["values"])])
     return Table(["demonstration", "label", "#hidden, nats", "#keys", "#values"], rows, "answer")
-
-
-def _log_prob_text(value: float) -> str:
-    return f"{value:.3f}".replace("-", "−")
 
 
 def layer_charts(e: Explanation) -> list[dict[str, Any]]:
