@@ -199,7 +199,7 @@ def test_any_text_is_explained(run, tiny, tmp_path):
         "against bar, no",
         "attends most to",
         "Heads by contrast",
-        "support bar and no: ",
+        "; bar and no in ",
         "Lowest contrasts of all heads: L",
     ):
         assert words in out

@@ -697,7 +697,7 @@ def test_what_heads_support_is_decided_by_the_numbers(paper):
     explanation = ex.changed(paper, heads=heads, largest=largest, compared_with=("bar",), **layers)
     named = {which: [f"L9H{i}" for i, case in enumerate(SUPPORTS) if case[2] == which] for _, _, which in SUPPORTS}
     groups = {"foo": "answer", "bar": "others", "both": "both", "neither": "neither"}
-    line = " ".join(f"support {name}: {joined(named[which])}." for name, which in groups.items())
+    line = "; ".join(f"{name} in {joined(named[which])}" for name, which in groups.items())
     text = Page(explanation.to_html()).text
     assert line in text
     assert "contrast, nats" in text

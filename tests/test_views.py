@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 import icl_lens as il
+from icl_lens.report.terminal import new_table
 from icl_lens.result.base import Result
 from icl_lens.result.view import MAX_ROWS, Column, Dots, HeadValues, Label, Section, View
 from icl_lens.result.view_text import markdown, plain_text, records
@@ -85,14 +86,22 @@ def test_json_has_numbers_and_no_nan(tmp_path):
 
 
 @pytest.mark.parametrize(("width", "has_details"), [(100, True), (24, False)])
-def test_a_narrow_terminal_leaves_out_details(width, has_details):
+def test_a_narrow_terminal_leaves_out_details_and_says_so(width, has_details):
     lines = terminal_lines(Shown(), width)
     assert max(map(len, lines)) <= width
     text = " ".join(" ".join(lines).split())
-    assert ("prompts" in text) == has_details
+    assert text.count("prompts") == 1
+    assert ("columns also shows: number of prompts." in text) != has_details
     for words in ("Finding plain.", "−1.50", "Note plain.", "27 more rows"):
         assert words in text
     assert "Only pages" not in text
+
+
+def test_a_heading_may_be_wider_than_its_table(capsys):
+    table = new_table("head", title="Heads by what they add to log p of the answer, nats")
+    table.add_row("L4H0")
+    Console(width=80).print(table)
+    assert capsys.readouterr().out.splitlines()[0] == "Heads by what they add to log p of the answer, nats"
 
 
 def test_pages_have_everything_and_bars_have_one_scale():

@@ -1,7 +1,7 @@
 """What checks of a task have in common: a table of measures with intervals, and a sentence."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import decimal, signed, whole_percent
@@ -10,6 +10,9 @@ from icl_lens.result.view import Column, Section, View
 
 class Check(Result):
     """A result with a table of measures with intervals, and a `str` that says what they mean."""
+
+    definitions: ClassVar[tuple[str, ...]] = ()
+    """Lines below the table that say what its shares are."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the value of each row of `to_frame` and, as "sentence", the printed text."""
@@ -25,7 +28,7 @@ class Check(Result):
             ends = "–" if math.isnan(low) else f"{_cell(name, low)} … {_cell(name, high)}"
             rows.append((str(name), _cell(name, value), ends))
         columns = (Column("measure", is_number=False), Column("value"), Column("95% interval"))
-        table = Section(columns=columns, rows=tuple(rows))
+        table = Section(columns=columns, rows=tuple(rows), notes=self.definitions)
         return View(self.name_in_words(), (str(self),), (table,))
 
 

@@ -323,15 +323,18 @@ class Explanation(Result):
             supporters.setdefault(group, []).append(str(report.head))
         if "neither" in supporters:
             groups["neither"] = "neither"
-        sentences = []
+        supported = []
         for group, name in groups.items():
-            heads = joined(supporters.get(group, [])) or "none"
-            sentences.append(f"support {name}: {heads}.")
+            supported.append(f"{name} in {joined(supporters.get(group, [])) or 'none'}")
+        sentences = [
+            "What the listed heads write, before later components act on it, supports "
+            f"{'; '.join(supported)}."
+        ]
         lowest = joined(self._lowest_contrasts())
         if lowest:
             sentences.append(f"Lowest contrasts of all heads: {lowest}.")
         return (
-            f"By what they write, without what later components do with it: {' '.join(sentences)} "
+            f"{' '.join(sentences)} "
             "A head supports both (neither, if it lowers both) if its contrast is below 0.69 nats "
             "(a factor of two in the odds) and below half of the larger change; otherwise, the "
             "sign of its contrast decides."

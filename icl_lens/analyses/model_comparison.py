@@ -173,6 +173,8 @@ class ModelComparison(Result):
             columns,
             tuple(rows),
             notes=(
+                "Accuracy: share of prompts whose answer is the most probable of their labels, or "
+                "of all tokens where no demonstration shows it.",
                 f"95% intervals resample the {len(set(self.queries))} distinct queries, paired.",
             ),
         )
@@ -236,7 +238,7 @@ def compare_models(
     b: Any,
     prompts: Sequence[Prompt],
     *,
-    by: Score = "contrast",
+    by: Score | None = None,
     template: Template | None = None,
     prepend_bos: bool | None = None,
     final_norm: FinalNorm = "frozen",
@@ -250,9 +252,9 @@ def compare_models(
     p(answer) − log Σ p(other labels). The scores of each head are its contrast, its increase and,
     with `by="effect"`, the log-odds that the answer loses if the head is zeroed at the last
     position, or, with `by="towers"`, those that it loses if the head's query there is exchanged
-    (`locate_towers`). `by` selects the score whose mean change ranks heads. Intervals resample
-    queries, because prompts with the same query are not independent. `template` and `prepend_bos`
-    are those of `tokenize`. `run` says how the prompts run (see `Run`); the chunks of each model
+    (`locate_towers`). `by` selects the score whose mean change ranks heads, by default the
+    contrast. Intervals resample queries, because prompts with the same query are not independent.
+    `template` and `prepend_bos` are those of `tokenize`. `run` says how the prompts run (see `Run`); the chunks of each model
     are in a folder of its own, "a" and "b".
 
     Raise InputError for fewer than two prompts, prompts without an answer, or an unknown `by`; with

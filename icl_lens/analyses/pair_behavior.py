@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pandas as pd
 import torch
@@ -64,6 +64,13 @@ class PairCheck(Check):
         >>> check.accuracy["given"].value, check.does_task  # doctest: +SKIP
         (0.76, True)
     """
+
+    definitions: ClassVar[tuple[str, ...]] = (
+        "Accuracy: share of prompts whose answer is the most probable of all tokens.",
+        "Mismatched: the inputs exchanged between demonstrations. None: without these.",
+        "Learns: given minus none, answer not shown. Maps: given minus mismatched.",
+        "Knows: none, beyond chance. Copies: other outputs of the prompt, beyond none.",
+    )
 
     n_prompts: int
     n_queries: int

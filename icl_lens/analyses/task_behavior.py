@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -138,6 +138,12 @@ class TaskCheck(Check):
         >>> check.accuracy["exchanged"].value > 0.7
         True
     """
+
+    definitions: ClassVar[tuple[str, ...]] = (
+        "Share of answers: how many follow the behavior; below 0%, they do the opposite.",
+        "Accuracy: share of prompts whose answer is the most probable of their labels.",
+        "Last, other: the query's class, or another, is last. Exchanged: labels swapped.",
+    )
 
     n_prompts: int
     n_queries: int

@@ -102,7 +102,7 @@ def compare(
                 first,
                 second,
                 prompts,
-                by=by or "contrast",
+                by=by,
                 run=Run(output_folder.out, progress=report),
                 **settings,
             )

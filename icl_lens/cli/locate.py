@@ -155,9 +155,10 @@ def _heads(table: "pd.DataFrame", by: Score) -> Table:
         "effect": ("effect", {"log_prob": "log p lost"}),
         "towers": ("query", {"keys": "keys", "values": "values"}),
     }[by]
+    score_name = "log-odds lost,\nquery" if by == "towers" else f"mean {score}"
     intervals = ["95% interval", "selected"] if "low" in table else []
     printed_table = new_table(
-        "rank", "head", f"mean {score}\n(nats)", *intervals, *further_columns.values(), left=(1,)
+        "rank", "head", f"{score_name}\n(nats)", *intervals, *further_columns.values(), left=(1,)
     )
     for row in table.to_dict("records"):
         cells = [str(row["rank"]), row["name"], decimal(row[score], 4)]

@@ -384,10 +384,14 @@ class ControlledAblation(Result):
         n_sets = len(self.conditions["same layers"].sets)
         statistic = "mean" if n_prompts > 1 else "mean (range)"
         lines = [f"Random: {statistic} over {n_sets} sets each."] if n_sets else []
+        if n_prompts > 1 and self._is_answered:
+            lines.append(
+                "Accuracy: share of prompts whose answer is the most probable of their labels; chance: "
+                f"{percent(self.chance)}. Top token: share whose answer is the most probable of all tokens."
+            )
         if n_prompts > 1:
             lines.append(
-                f"Chance: {percent(self.chance)} between the labels. 95% intervals are over the "
-                f"{n_queries} queries of {n_prompts} prompts, and over the random sets."
+                f"95% intervals are over the {n_queries} queries of {n_prompts} prompts, and over the random sets."
             )
         if 0 < n_sets < MIN_RANDOM_SETS:
             lines.append(

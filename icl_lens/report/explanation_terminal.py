@@ -151,11 +151,11 @@ def _heads(explanation: Explanation) -> RenderableType:
     has_column_each = bool(names) and width <= ATTENTION_WIDTH
     measured = [by for by in ("effect", "towers") if explanation.all_heads.by(by)]
     columns: list[str | Text] = ["head", *_contrast_column(explanation), "increase"]
-    columns += measured or [explanation.lost_name]
+    columns += measured or [explanation.lost_name.replace(" lost", "\nlost")]
     left = (0,) if has_column_each else (0, len(columns))
     if has_column_each:
         for place, name in names.items():
-            columns.append(Text(f"→ {name}", label_style(explanation.input.label_at[place])))
+            columns.append(Text(f"→{name}", label_style(explanation.input.label_at[place])))
     else:
         columns.append("labels attended to most" if names else "attends most to")
     title = f"Heads by {explanation.settings.by}, nats, with attention from the last token"
@@ -225,11 +225,10 @@ def _subheads(explanation: Explanation) -> RenderableType:
         contrast = [] if part.contrast is None else [signed(part.contrast)]
         table.add_row(str(part.head), str(part.position), token, signed(part.increase), *contrast)
     parts = explanation.subheads
-    note = f"all {parts.n_parts} parts evaluated; the result is exact"
+    note = f"all {parts.n_parts:,} parts evaluated; the result is exact"
     if parts.certified:
-        note = (
-            f"{parts.n_exact} of {parts.n_parts} parts evaluated; the result is exact and certified"
-        )
+        evaluated = f"{parts.n_exact:,} of {parts.n_parts:,} parts evaluated"
+        note = f"{evaluated}; the result is exact and certified"
     return Group(table, Text(note, QUIET))
 
 

@@ -24,11 +24,18 @@ WIDEST = 10_000
 
 
 class FittedTable(Table):
-    """A table that fits the terminal without breaking words or leaving out columns."""
+    """A table that fits the terminal without breaking words or leaving out columns.
+
+    Its heading, unlike the title of a table, may be wider than the table.
+    """
+
+    heading: str | None = None
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterable[RenderableType | Segment]:
+        if self.heading:
+            yield Text(self.heading, "bold")
         for table in _fitted(self, console, options):
             yield from Table.__rich_console__(table, console, options)
 
@@ -40,9 +47,8 @@ def new_table(
     *columns: str | Text, left: tuple[int, ...] = (0,), title: str | None = None
 ) -> Table:
     """Return an empty table whose columns are right-aligned except those at the indices `left`."""
-    table = FittedTable(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
-    )
+    table = FittedTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.heading = title
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i in left else "right", overflow="fold")
     return table
@@ -75,8 +81,6 @@ def _fitted(table: Table, console: Console, options: ConsoleOptions) -> list[Tab
     tables: list[Table] = []
     for places in _groups(smallest, options.max_width, per_border):
         part = _with_columns(table, places)
-        if tables:
-            part.title = None
         space = options.max_width - per_border * len(places)
         widths = _shrunk(
             [natural[place] for place in places], [smallest[place] for place in places], space

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from icl_lens.report.palette import AMBER, GREEN, ORANGE, PINK, SKY, YELLOW
 from icl_lens.report.terminal import new_table
+from icl_lens.result.number_format import joined
 from icl_lens.result.view import MAX_ROWS, Column, Label, Section, View
 from icl_lens.result.view_text import more_rows, text_places
 
@@ -50,11 +51,15 @@ def _section(
     places = text_places(section)
     table = _table(section, places)
     unbounded = options.update(width=10_000)
-    if Measurement.get(console, unbounded, table).maximum > options.max_width:
+    full_width = Measurement.get(console, unbounded, table).maximum
+    notes = [*more_rows(section), *section.notes]
+    details = [section.columns[place].name for place in places if section.columns[place].is_detail]
+    if full_width > options.max_width and details:
         places = [place for place in places if not section.columns[place].is_detail]
         table = _table(section, places)
+        notes.append(f"A terminal of {full_width} columns also shows: {joined(details)}.")
     yield table
-    for note in (*more_rows(section), *section.notes):
+    for note in notes:
         yield Text(note, QUIET)
 
 
