@@ -240,6 +240,30 @@ def test_a_bundled_model_is_said_to_know_only_its_own_words():
     assert "1 of the 8 different words of these prompts are others, such as 'movie'" in warning
 
 
+@pytest.mark.parametrize(
+    ("name", "spelled"),
+    [
+        ("semicolons.csv", lambda text: text.replace(",", ";").encode()),
+        ("tabs.csv", lambda text: text.replace(",", "\t").encode()),
+        ("windows.CSV", lambda text: text.replace("\n", "\r\n").encode("utf-8-sig")),
+        ("old.csv", lambda text: text.replace("\n", "\r").encode()),
+    ],
+)
+def test_files_as_spreadsheets_write_them_are_read_alike(name, spelled, tmp_path):
+    rows = [(f"was it {'night' if number % 2 else 'day'} {number}", "ab"[number % 2]) for number in range(16)]
+    plain = write(tmp_path / "plain.csv", rows)
+    (tmp_path / name).write_bytes(spelled(plain.read_text()))
+    assert il.load_task(str(tmp_path / name), n=8) == il.load_task(plain, n=8)
+
+
+def test_a_file_that_is_named_without_path_need_not_have_a_known_ending(tmp_path):
+    (tmp_path / "data.xlsx").write_text("PK")
+    with pytest.raises(il.InputError, match=r"got '.*data.xlsx'; save a table as .csv"):
+        il.load_task(str(tmp_path / "data.xlsx"))
+    with pytest.raises(il.InputError, match=r"there is no file 'data\.xls'"):
+        il.load_task("data.xls")
+
+
 def test_wrong_columns_are_answered_with_those_of_the_file(tmp_path):
     rows = [(number, f"I was charged {number} times", "refund" if number % 2 else "praise") for number in range(12)]
     path = write(tmp_path / "tickets.csv", rows, ("id", "message", "topic"))

@@ -3,8 +3,10 @@ has the Hub.
 """
 
 import json
+import pickle
 import socket
 from collections import Counter
+from copy import deepcopy
 from importlib.resources import files
 from itertools import pairwise
 
@@ -13,7 +15,7 @@ import pytest
 from small_tokenizers import model_of
 
 from icl_lens.errors import InputError
-from icl_lens.prompts.prompt import Template
+from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.prompts.tasks import load_task
 from icl_lens.prompts.text_task import TextTask
 from icl_lens.prompts.tokenize import tokenize
@@ -414,7 +416,8 @@ def test_datasets_that_cannot_be_used_are_refused(folder, tmp_path):
     refused("split 'dev' of 'mine', such as 'dev.jsonl', got 'test.jsonl', 'train.jsonl'", split="dev")
     refused("no file .*nowhere", path=tmp_path / "nowhere")
     refused(
-        "2 demonstration texts each, .*1 of class 'DESC'", path=write(tmp_path / "few.jsonl", rows_of("x", n_of_each=2))
+        "2 demonstration texts each beside the half .*1 of class 'DESC'",
+        path=write(tmp_path / "few.jsonl", rows_of("x", n_of_each=2)),
     )
     refused("got 0 queries", max_words=1)
     refused("must be 3 different words", classes="all", labels=["foo", "bar"])
@@ -480,3 +483,24 @@ def test_a_seed_gives_the_prompts_that_it_has_always_given():
         "elephant : bar raven : bar Chile : foo Norway : foo Lebanon : foo seal : bar owl : bar Qatar : foo Germany :",
         "Singapore : foo Panama : foo Chile : foo hawk : bar chicken : bar cod : bar Iran : foo frog : bar calf :",
     ]
+
+
+def test_prompts_of_a_task_print_as_a_summary_and_are_a_list(tmp_path):
+    prompts = load_task("sentiment-number", n=5)
+    lines = repr(prompts).splitlines()
+    n_queries = len({prompt.query for prompt in prompts})
+    assert lines[0] == f"5 prompts of sentiment-number, 4 demonstrations each, {n_queries} different queries"
+    assert lines[1].startswith("classes: 'number' (")
+    answers = Counter(prompt.answer for prompt in prompts)
+    assert lines[2] == f"labels: 'bar' ({answers['bar']} answers), 'foo' ({answers['foo']} answers)"
+    assert lines[3] == f"first: {prompts[0]}"
+    assert repr(prompts[:1]).startswith("1 prompt of sentiment-number, 4 demonstrations each, 1 query\n")
+    assert repr(prompts[:0]) == "0 prompts of sentiment-number"
+    assert "classes" not in repr(load_task("animal-country", n=2, labels=("animal", "country")))
+    assert prompts == list(prompts)
+    assert isinstance(prompts[0], Prompt)
+    for copied in (pickle.loads(pickle.dumps(prompts)), deepcopy(prompts)):
+        assert (copied, repr(copied)) == (prompts, repr(prompts))
+    long = tmp_path / "long.csv"
+    long.write_text("text,label\n" + "".join(f"{'word ' * 50}{i},{'ab'[i % 2]}\n" for i in range(20)))
+    assert len(repr(load_task("long", long, n=1))) < 900

@@ -170,13 +170,14 @@ def column_names(path: str | Path) -> tuple[str, ...]:
     """
     try:
         path = Path(path)
-        if path.suffix == ".parquet":
+        suffix = path.suffix.lower()
+        if suffix == ".parquet":
             import pyarrow.parquet as pq
 
             return tuple(pq.read_schema(path).names)
-        if path.suffix == ".json":
+        if suffix == ".json":
             return tuple(_columns_of(json.loads(path.read_text(encoding="utf-8-sig"))))
-        return tuple(next(_READERS[path.suffix](path)))
+        return tuple(next(_READERS[suffix](path)))
     except Exception:  # the readers raise many types
         return ()
 
@@ -187,24 +188,29 @@ def _read(path: Path, remedy: str, max_rows: int | None = None) -> RawTable:
         raise InputError(
             f"there is no file {str(path)!r}; pass the path of an existing file or folder"
         )
-    if path.suffix not in SUFFIXES:
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
         raise InputError(
-            f"path must be a file of type {quoted_list(SUFFIXES)}, got {short_repr(str(path))}"
+            f"path must be a file of type {quoted_list(SUFFIXES)}, got {short_repr(str(path))}; "
+            "save a table as .csv"
         )
 
     def unreadable(error: Exception) -> InputError:
-        return InputError(
-            f"cannot read {str(path)!r} as {path.suffix}: {first_line(error)}; {remedy}"
-        )
+        if isinstance(error, UnicodeDecodeError):
+            return InputError(
+                f"cannot read {str(path)!r}, because it is not UTF-8 text; save it as UTF-8 (in a "
+                "spreadsheet: CSV UTF-8)"
+            )
+        return InputError(f"cannot read {str(path)!r} as {suffix}: {first_line(error)}; {remedy}")
 
     def rows() -> Iterator[Row]:
         try:
-            yield from itertools.islice(_READERS[path.suffix](path), max_rows)
+            yield from itertools.islice(_READERS[suffix](path), max_rows)
         except Exception as error:  # the readers raise many types; the file is at fault
             raise unreadable(error) from error
 
     try:
-        return RawTable(rows(), _parquet_class_names(path) if path.suffix == ".parquet" else {})
+        return RawTable(rows(), _parquet_class_names(path) if suffix == ".parquet" else {})
     except Exception as error:
         raise unreadable(error) from error
 
@@ -286,22 +292,33 @@ def _json(path: Path) -> Iterator[Row]:
 def _csv(path: Path) -> Iterator[Row]:
     """Yield the rows of a file of comma-separated or, for .tsv, tab-separated cells; the latter are
     not quoted.
+
+    Some spreadsheets write .csv files with semicolons or tabs: a header without a comma says so.
     """
     csv.field_size_limit(2**31 - 1)
-    is_tsv = path.suffix == ".tsv"
+    is_tsv = path.suffix.lower() == ".tsv"
+    delimiter = "\t" if is_tsv else _delimiter(path)
+    quoting = csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL
     with path.open(encoding="utf-8-sig", newline="") as lines:
-        if is_tsv:
-            reader = csv.reader(lines, strict=True, delimiter="\t", quoting=csv.QUOTE_NONE)
-        else:
-            reader = csv.reader(lines, strict=True)
+        reader = csv.reader(lines, strict=True, delimiter=delimiter, quoting=quoting)
         header = _distinct(next(reader, []))
         for cells in filter(None, reader):
             if len(cells) != len(header):
                 raise ValueError(
                     f"line {reader.line_num} has {len(cells)} cells and the header {len(header)}"
-                    + ("" if is_tsv else "; quote cells that contain commas")
+                    + ("" if is_tsv else f"; quote cells that contain {_DELIMITERS[delimiter]}")
                 )
             yield {name: cell or None for name, cell in zip(header, cells, strict=True)}
+
+
+_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+
+
+def _delimiter(path: Path) -> str:
+    """Return what separates the cells of a .csv file: the first of `_DELIMITERS` in its header."""
+    with path.open(encoding="utf-8-sig") as lines:
+        header = lines.readline()
+    return next((delimiter for delimiter in _DELIMITERS if delimiter in header), ",")
 
 
 def _parquet(path: Path) -> Iterator[Row]:
@@ -359,10 +376,13 @@ def two_cells(
     missing = [column for column in columns if column not in row]
     if missing:
         first, second = likely_columns(row, columns)
+        # The first row of a file without a header looks like the others.
+        has_text_as_name = any(" " in name.strip() for name in row) or second in row.values()
+        no_header = "; if these are cells, add a header line" if has_text_as_name else ""
         raise InputError(
             f"row {number} has no column {quoted_list(missing)}, only "
             f"{quoted_list(tuple(row)) or 'none'}; pass columns={(first, second)!r} "
-            f"(--columns '{first},{second}'){remedy}"
+            f"(--columns '{first},{second}'){remedy}{no_header}"
         )
     return [plain_cell(row[column], number, column) for column in columns]
 

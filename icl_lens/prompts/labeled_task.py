@@ -24,6 +24,7 @@ from icl_lens.prompts.prompt import (
     in_order,
     quoted_list,
 )
+from icl_lens.prompts.prompt_list import PromptList
 from icl_lens.prompts.same_length import check_rows_align, texts_of_one_length
 
 Layout = Literal["random", "last", "first", "order", "reorder", "imbalanced"]
@@ -38,6 +39,7 @@ class LabeledTask(ABC):
 
     has_one_true_class: ClassVar[bool] = False
     """Whether all queries that the task draws are of the same class."""
+    name: str
     classes: Literal["binary", "all"] = "binary"
 
     @property
@@ -122,7 +124,7 @@ class LabeledTask(ABC):
             labels = {name: name for name in first.task_classes}
         words = class_labels(labels, first.task_classes, len(first.classes))
         draws = islice(_with_classes(chain([first], draws), words), n)
-        prompts = list(self._prompts_of_draws(draws, words, layout))
+        prompts = PromptList(self._prompts_of_draws(draws, words, layout), self.name)
         if same_length_for is not None:
             check_rows_align(prompts, same_length_for, template)
         return prompts

@@ -36,6 +36,7 @@ from icl_lens.prompts.prompt import (
     in_order,
     quoted_list,
 )
+from icl_lens.prompts.prompt_list import PromptList
 from icl_lens.prompts.same_length import pairs_of_one_length
 
 Pairs = list[tuple[str, str]]
@@ -155,7 +156,8 @@ class PairTask:
         keep = None
         if same_length_for is not None:
             keep = partial(pairs_of_one_length, same_length_for, template)
-        return list(islice(self._prompts(demonstrations, random.Random(seed), keep), n))
+        prompts = self._prompts(demonstrations, random.Random(seed), keep)
+        return PromptList(islice(prompts, n), self.name)
 
     def _prompts(
         self, demonstrations: int, rng: random.Random, keep: Callable[[Pairs, str], Pairs] | None

@@ -1,5 +1,6 @@
 """Find a task by name, and split prompts by their queries."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any, Literal
 
 from icl_lens.errors import InputError, short_repr, warn_user
 from icl_lens.prompts.class_labels import Labels
-from icl_lens.prompts.datasets import DATASETS, SUFFIXES, column_names
+from icl_lens.prompts.datasets import DATASETS, column_names
 from icl_lens.prompts.labeled_task import Layout
 from icl_lens.prompts.pair_task import PAIR_COLUMNS, PairTask, bundled_pairs
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, check_no_table
@@ -32,7 +33,7 @@ def named_task(name: str | Path, path: str | Path | None = None) -> Task:
             f"name must be the name of a task, got {short_repr(name)}; a task has its own method, "
             "task.prompts()"
         )
-    if path is None and Path(name).suffix in SUFFIXES:
+    if path is None and (Path(name).suffix or {"/", os.sep} & {*name}):
         name, path = Path(name).stem, name
     if path is None:
         if name in DATASETS:
@@ -43,7 +44,7 @@ def named_task(name: str | Path, path: str | Path | None = None) -> Task:
     columns = column_names(path)
     if {*PAIR_COLUMNS} <= {*columns} and not {*TextTask.columns} <= {*columns}:
         return PairTask(name, path)
-    if str(path).endswith(".json") and (not columns or "categories" in columns):
+    if str(path).lower().endswith(".json") and (not columns or "categories" in columns):
         return WordTask(name, path)
     return TextTask(name, path)
 

@@ -277,10 +277,16 @@ def _pools(
         named = list(sizes.items())[:MAX_NAMED]
         counts = ", ".join(f"{size} of class {name!r}" for name, size in named) or "none"
         counts += f" and {len(sizes) - MAX_NAMED} more classes" if len(sizes) > MAX_NAMED else ""
+        if len(sizes) == 1:
+            raise InputError(
+                f"the data must have rows of at least two classes, got only {classes[0]!r}; add "
+                "rows of another class"
+            )
+        where = " beside the half of its rows that are queries" if split == "train" else ""
         raise InputError(
             f"the data must have at least one query and two classes with {count} demonstration "
-            f"texts each, got {len(queries)} queries and {counts}; add rows, or use a larger "
-            "max_words or fewer demonstrations"
+            f"texts each{where}, got {len(queries)} queries and {counts}; add rows, or use a "
+            "larger max_words or fewer demonstrations"
         )
     return pool, queries
 
@@ -341,7 +347,7 @@ def _files_of(folder: Path, name: str, split: str) -> list[Path]:
     """Return the file of a split or its shards; if a folder has several datasets, those of
     `name`.
     """
-    readable = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES)
+    readable = sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES)
     of_split = [file for file in readable if split in _words_of_name(file)]
     files = [file for file in of_split if name in _words_of_name(file)] or of_split
     if len({re.sub(r"\d+", "", file.name) for file in files}) != 1:
