@@ -349,7 +349,7 @@ def test_locate_shows_the_first_prompt_and_ranks_by_contrast(run, icl_mini, tmp_
 
 
 def test_a_long_stage_is_announced_once_where_no_bar_is_shown(capsys, monkeypatch):
-    monkeypatch.setattr(console, "LONG_STAGE", 0.0)
+    monkeypatch.setattr(console, "LONG", 0.0)
     with console.progress() as report:
         for done in (0, 1, 2):
             report("part", done, 3)
@@ -357,7 +357,7 @@ def test_a_long_stage_is_announced_once_where_no_bar_is_shown(capsys, monkeypatc
     for options in ({"hidden": True}, {"announces": False}):
         with console.progress(**options) as report:
             report("part", 1, 3)
-    monkeypatch.setattr(console, "LONG_STAGE", 10.0)
+    monkeypatch.setattr(console, "LONG", 10.0)
     with console.progress() as report:
         report("part", 1, 3)
     assert not capsys.readouterr().err

@@ -15,6 +15,7 @@ import pytest
 from small_tokenizers import model_of
 
 from icl_lens.errors import InputError
+from icl_lens.prompts.draw import N_PROMPTS
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.prompts.tasks import load_task
 from icl_lens.prompts.text_task import TextTask
@@ -105,7 +106,7 @@ def test_the_papers_word_tasks(name):
     """Two false demonstrations, two true ones, and the query, a word of the category named last."""
     words = json.loads((files("icl_lens") / "bundled" / "words.json").read_text())["categories"]
     false, true = name.split("-")
-    prompts = load_task(name, layout="order")
+    prompts = load_task(name, n=1000, layout="order")
     assert len(prompts) == len(set(prompts)) == 1000
     for prompt in prompts:
         assert [d.label for d in prompt.demonstrations] == ["bar", "bar", "foo", "foo"]
@@ -485,7 +486,7 @@ def test_a_seed_gives_the_prompts_that_it_has_always_given():
     ]
 
 
-def test_prompts_of_a_task_print_as_a_summary_and_are_a_list(tmp_path):
+def test_prompts_of_a_task_print_as_a_summary():
     prompts = load_task("sentiment-number", n=5)
     lines = repr(prompts).splitlines()
     n_queries = len({prompt.query for prompt in prompts})
@@ -497,6 +498,11 @@ def test_prompts_of_a_task_print_as_a_summary_and_are_a_list(tmp_path):
     assert repr(prompts[:1]).startswith("1 prompt of sentiment-number, 4 demonstrations each, 1 query\n")
     assert repr(prompts[:0]) == "0 prompts of sentiment-number"
     assert "classes" not in repr(load_task("animal-country", n=2, labels=("animal", "country")))
+
+
+def test_prompts_of_a_task_are_a_list(tmp_path):
+    prompts = load_task("sentiment-number")
+    assert len(prompts) == N_PROMPTS
     assert prompts == list(prompts)
     assert isinstance(prompts[0], Prompt)
     for copied in (pickle.loads(pickle.dumps(prompts)), deepcopy(prompts)):

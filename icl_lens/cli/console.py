@@ -56,14 +56,12 @@ def progress(*, hidden: bool = False, announces: bool = True) -> "Iterator[Progr
                 lambda stage, total, duration: (
                     f"{NAMES.get(stage, stage).capitalize()}: about {duration}."
                 ),
-                least=LONG_STAGE,
+                least=LONG,
             )
 
 
 LONG = 10.0
-"""Seconds from which a check is announced, which a user may omit."""
-LONG_STAGE = 30.0
-"""Seconds from which another stage is announced."""
+"""Seconds from which a stage, such as a check, is announced."""
 
 
 def with_duration(

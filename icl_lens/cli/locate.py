@@ -21,6 +21,7 @@ from icl_lens.cli.options import (
     TaskOptions,
 )
 from icl_lens.head_scores import SCORES, Score, choose_score
+from icl_lens.prompts.draw import N_PROMPTS
 from icl_lens.report.terminal import new_table
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def locate(
     output: RunOutput,
     readout: ReadoutOptions,
     model: ModelOptions,
-    n: Annotated[int, Option("--n", "-n", min=1, help="Number of prompts.")] = 1000,
+    n: Annotated[int, Option("--n", "-n", min=1, help="Number of prompts.")] = N_PROMPTS,
     seed: SeedOption = 0,
 ) -> None:
     """Locate the heads with the largest mean contrast over a task's prompts, exactly.

@@ -13,6 +13,9 @@ from icl_lens.prompts.prompt import NEWLINE, SPACE, in_order
 SURROGATE = re.compile("[\ud800-\udfff]")
 """An unpaired surrogate, which no tokenizer reads."""
 
+N_PROMPTS = 200
+"""Number of prompts by default: more hardly change which heads come first, and take longer."""
+
 MAX_PROMPTS = 1_000_000
 """Maximum number of prompts per call, which limits memory."""
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from icl_lens.errors import InputError, check_choice
 from icl_lens.prompts.class_labels import DEFAULT_LABELS, ClassLabels, Labels, class_labels
-from icl_lens.prompts.draw import Draw, KeepTexts, check_sampling
+from icl_lens.prompts.draw import N_PROMPTS, Draw, KeepTexts, check_sampling
 from icl_lens.prompts.prompt import (
     DEFAULT_TEMPLATE,
     Demonstration,
@@ -49,7 +49,7 @@ class LabeledTask(ABC):
 
     def prompts(
         self,
-        n: int = 1000,
+        n: int = N_PROMPTS,
         *,
         seed: int = 0,
         layout: Layout = "random",

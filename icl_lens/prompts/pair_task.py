@@ -18,6 +18,7 @@ from icl_lens.errors import InputError, short_repr
 from icl_lens.prompts.class_labels import Labels
 from icl_lens.prompts.datasets import PAIR_COLUMNS, check_columns, read_files, two_cells
 from icl_lens.prompts.draw import (
+    N_PROMPTS,
     WITH_EMPTY_CELL,
     RowCounts,
     check_path,
@@ -128,7 +129,7 @@ class PairTask:
 
     def prompts(
         self,
-        n: int = 1000,
+        n: int = N_PROMPTS,
         *,
         seed: int = 0,
         layout: Layout = "random",

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from icl_lens.errors import InputError, short_repr, warn_user
 from icl_lens.prompts.class_labels import Labels
 from icl_lens.prompts.datasets import DATASETS, column_names
+from icl_lens.prompts.draw import N_PROMPTS
 from icl_lens.prompts.labeled_task import Layout
 from icl_lens.prompts.pair_task import PAIR_COLUMNS, PairTask, bundled_pairs
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, check_no_table
@@ -53,7 +54,7 @@ def load_task(
     name: str | Path,
     path: str | Path | None = None,
     *,
-    n: int = 1000,
+    n: int = N_PROMPTS,
     seed: int = 0,
     layout: Layout = "random",
     demonstrations: int = 2,

@@ -269,26 +269,35 @@ def _pools(
     classes = in_order({*pool} | {name for _, name in queries})
     sizes = {name: len(pool.get(name, ())) for name in classes}
     if not queries or len(classes) < 2 or any(size < count for size in sizes.values()):
-        if _row_counts(rows, Counter()).look_like_pairs:
-            raise InputError(
-                f"most of the {len(sizes)} labels have a single text, as answers of their own do, "
-                "such as capitals of countries; read pairs with pairs=True (--pairs)"
-            )
-        named = list(sizes.items())[:MAX_NAMED]
-        counts = ", ".join(f"{size} of class {name!r}" for name, size in named) or "none"
-        counts += f" and {len(sizes) - MAX_NAMED} more classes" if len(sizes) > MAX_NAMED else ""
-        if len(sizes) == 1:
-            raise InputError(
-                f"the data must have rows of at least two classes, got only {classes[0]!r}; add "
-                "rows of another class"
-            )
-        where = " beside the half of its rows that are queries" if split == "train" else ""
-        raise InputError(
-            f"the data must have at least one query and two classes with {count} demonstration "
-            f"texts each{where}, got {len(queries)} queries and {counts}; add rows, or use a "
-            "larger max_words or fewer demonstrations"
-        )
+        raise _too_few_texts_error(rows, split, sizes, n_queries=len(queries), count=count)
     return pool, queries
+
+
+def _too_few_texts_error(
+    rows: dict[str, Rows], split: str, sizes: Mapping[str, int], *, n_queries: int, count: int
+) -> InputError:
+    """Return the error for data with too few texts; `sizes` has the demonstration texts of each
+    class.
+    """
+    if _row_counts(rows, Counter()).look_like_pairs:
+        return InputError(
+            f"most of the {len(sizes)} labels have a single text, as answers of their own do, "
+            "such as capitals of countries; read pairs with pairs=True (--pairs)"
+        )
+    if len(sizes) == 1:
+        return InputError(
+            f"the data must have rows of at least two classes, got only {next(iter(sizes))!r}; add "
+            "rows of another class"
+        )
+    named = list(sizes.items())[:MAX_NAMED]
+    counts = ", ".join(f"{size} of class {name!r}" for name, size in named) or "none"
+    counts += f" and {len(sizes) - MAX_NAMED} more classes" if len(sizes) > MAX_NAMED else ""
+    where = " beside the half of its rows that are queries" if split == "train" else ""
+    return InputError(
+        f"the data must have at least one query and two classes with {count} demonstration texts "
+        f"each{where}, got {n_queries} queries and {counts}; add rows, or use a larger max_words "
+        "or fewer demonstrations"
+    )
 
 
 def _half_of_each_class(rows: Rows, rng: random.Random) -> Rows:
