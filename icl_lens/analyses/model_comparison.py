@@ -254,8 +254,8 @@ def compare_models(
     position, or, with `by="towers"`, those that it loses if the head's query there is exchanged
     (`locate_towers`). `by` selects the score whose mean change ranks heads, by default the
     contrast. Intervals resample queries, because prompts with the same query are not independent.
-    `template` and `prepend_bos` are those of `tokenize`. `run` says how the prompts run (see `Run`); the chunks of each model
-    are in a folder of its own, "a" and "b".
+    `template` and `prepend_bos` are those of `tokenize`. `run` says how the prompts run (see
+    `Run`); the chunks of each model are in a folder of its own, "a" and "b".
 
     Raise InputError for fewer than two prompts, prompts without an answer, or an unknown `by`; with
     `by="towers"`, also for prompts that do not demonstrate their answer and another label.
