@@ -131,6 +131,7 @@ COMMAND_AND_OUTPUT = re.compile(r"```bash\n(icl-lens [^`]*?)\n```\n\n```text\n(.
 def readme_with_outputs(text: str, run: Callable[[list[str]], str]) -> str:
     """Return the README with what its commands print now, as many lines as are there.
 
+    They begin with the first line that begins with the same three words, if there is one.
     `run` takes the words of a command after `icl-lens` and returns what it prints. Raise SystemExit
     if no command has its output below it.
     """
@@ -142,8 +143,10 @@ def readme_with_outputs(text: str, run: Callable[[list[str]], str]) -> str:
         n_lines = output.count("\n") + 1
         words = shlex.split(command.replace("\\\n", " "))[1:]
         lines = [line.rstrip() for line in run(words).strip("\n").split("\n")]
-        beginning = "\n".join(lines[:n_lines])
-        return f"```bash\n{command}\n```\n\n```text\n{beginning}\n```"
+        first_words = " ".join(output.split()[:3])
+        start = next((row for row, line in enumerate(lines) if line.startswith(first_words)), 0)
+        shown_lines = "\n".join(lines[start : start + n_lines])
+        return f"```bash\n{command}\n```\n\n```text\n{shown_lines}\n```"
 
     return COMMAND_AND_OUTPUT.sub(with_output, text)
 

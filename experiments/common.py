@@ -239,11 +239,11 @@ class Study:
     def located_heads(self, ranking: Ranking, k: int | None = None) -> list[il.Head]:
         """Return the k heads that add most to the answer on the locating prompts, best first."""
         run = self.run(f"located by {ranking}, {k}")
-        return list(
-            il.locate_heads(
-                self.model, self.locating, k=k or self.n_located, by=ranking, run=run
-            ).heads
+        n_heads = k or self.n_located
+        located = il.locate(
+            self.model, self.locating, by=ranking, k=n_heads, with_effects=False, run=run
         )
+        return located.heads
 
     # Scores
 

@@ -101,7 +101,11 @@ class Hops:
     def __init__(self, study: Study, ranking: il.PromptBatch) -> None:
         self.study, self.ranking = study, ranking
         scanned = thinned(study.locating, N_SCANNED)
-        scan = il.locate_towers(study.model, scanned, run=study.run("scan")).top(study.n_located)
+        run = study.run("scan")
+        located = il.locate(
+            study.model, scanned, by="exchange", k=study.n_located, with_effects=False, run=run
+        )
+        scan = located.heads
         self.comparing = [head for head in scan if head.layer][:N_COMPARING]
         if not self.comparing:
             raise il.InputError(

@@ -35,12 +35,8 @@ from .engine.score import patch_heads as patch_heads
 from .engine.score import score as score
 from .errors import InputError as InputError
 from .live_view.view import live as live
-from .locate.circuit import locate_circuit as locate_circuit
-from .locate.locate import locate_heads as locate_heads
-from .locate.mean_effects import locate_effects as locate_effects
-from .locate.mean_exchanges import locate_towers as locate_towers
-from .locate.mean_score_parts import mean_score_parts as mean_score_parts
 from .measures.calibration import calibrated_scores as calibrated_scores
+from .measures.circuit import locate_circuit as locate_circuit
 from .measures.controlled_ablation import ablate_with_controls as ablate_with_controls
 from .measures.controlled_ablation import random_head_sets as random_head_sets
 from .measures.debias import debias_edits as debias_edits
@@ -51,6 +47,8 @@ from .measures.function_vectors import indirect_effects as indirect_effects
 from .measures.generation import generate as generate
 from .measures.head_overlap import head_overlap as head_overlap
 from .measures.head_to_head_effects import head_to_head_effects as head_to_head_effects
+from .measures.locate import locate as locate
+from .measures.mean_score_parts import mean_score_parts as mean_score_parts
 from .measures.saliency import attention_saliency as attention_saliency
 from .measures.saliency import saliency_flow as saliency_flow
 from .measures.vector_gains import task_vectors as task_vectors

@@ -6,7 +6,7 @@
 - "increase": what a head adds to log p(answer), as in the paper. The default where there is nothing
   to compare with.
 - "effect": the log-odds that the answer loses when the head is zeroed at the last position.
-- "towers": the log-odds that the answer loses when the head's query there is exchanged for that of
+- "exchange": the log-odds that the answer loses when the head's query there is exchanged for that of
   a query of another class.
 
 Log-odds are the model's own log p(answer) − log Σ p(others); where there is nothing to compare
@@ -20,7 +20,7 @@ from typing import Literal, TypeVar, cast, get_args
 
 from icl_lens.errors import InputError, check_choice, short_repr
 
-Score = Literal["contrast", "increase", "effect", "towers"]
+Score = Literal["contrast", "increase", "effect", "exchange"]
 DirectScore = Literal["contrast", "increase"]
 """The scores that need no edited pass."""
 SCORES: tuple[Score, ...] = get_args(Score)
@@ -45,7 +45,7 @@ def choose_score(by: SomeScore | None, choices: Sequence[SomeScore], *, comparab
         return cast(SomeScore, "contrast" if comparable else "increase")
     check_choice("by", by, choices)
     if by == "contrast" and not comparable:
-        allowed = [repr(choice) for choice in choices if choice not in ("contrast", "towers")]
+        allowed = [repr(choice) for choice in choices if choice not in ("contrast", "exchange")]
         raise InputError(
             f"by must be {' or '.join(allowed)} without tokens to compare with, got {short_repr(by)}; pass against="
         )

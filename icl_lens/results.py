@@ -10,6 +10,8 @@ from typing import Any
 import lazy_loader
 
 _public, _, _names = lazy_loader.attach_stub("icl_lens", __file__)
+FORMER_FORMATS = ("icl-lens mean effects", "icl-lens mean exchanges")
+"""Formats of results that `LocatedHeads` replaces."""
 __all__ = sorted([*_names, "load"])  # pyright: ignore[reportUnsupportedDunderAll]
 
 
@@ -45,4 +47,6 @@ def load(path: str | Path) -> Any:
     for kind in map(_public, _names):
         if isinstance(kind, type) and issubclass(kind, Result) and kind.format_name() == format_name:
             return kind.load(path)
+    if format_name in FORMER_FORMATS:
+        raise InputError(f"{str(path)!r} is of an earlier version ({format_name}); measure it again with il.locate")
     raise InputError(f"{str(path)!r} is not a saved result; {remedy}")

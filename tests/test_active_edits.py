@@ -65,8 +65,7 @@ def test_results_over_prompts_name_the_edits(gpt2, words):
         ablation = il.ablate_with_controls(gpt2, batch, ["L0H0"], n_random=1)
         check = il.task_check(gpt2, prompts)
         comparison = il.compare_models(gpt2, gpt2, prompts)
-        single, mean = il.head_effects(gpt2, batch, positions="last"), il.locate_effects(gpt2, batch, positions="last")
-        located = il.locate_heads(gpt2, batch, k=2, against=batch.other_label_tokens)
+        single, located = il.head_effects(gpt2, batch, positions="last"), il.locate(gpt2, batch, k=2)
         asked = {"by": "contrast", "n": 20}
         assert configuration(gpt2, batch, [[0]], {"k": 2}, asked)["edits"] == [ZEROED]
         expected = il.score(gpt2, batch)
@@ -77,13 +76,12 @@ def test_results_over_prompts_name_the_edits(gpt2, words):
     assert check.to_dict()["edits"] == [ZEROED]
     assert comparison.edits == ((ZEROED,), (ZEROED,))
     assert f"Numbers of B are those of the edited model: {ZEROED}." in comparison.to_html()
-    for measured in (single, mean, located):
+    for measured in (single, located):
         assert measured.edits == (ZEROED,)
     assert ZEROED in repr(single)
-    assert ZEROED in repr(located)
-    assert ZEROED in mean.summary()
+    assert ZEROED in located.summary()
     assert "edits" not in configuration(gpt2, batch, [[0]], {"k": 2}, asked)
-    assert il.locate_heads(gpt2, batch, k=2).edits == ()
+    assert il.locate(gpt2, batch, k=2).edits == ()
 
 
 def test_every_block_has_words(gpt2):

@@ -248,7 +248,7 @@ def test_every_decision_is_shown(gpt2, batch, row):
 
 @pytest.mark.parametrize("by", ["contrast", "effect"])
 def test_the_command_counts_prompts(run, tiny, tmp_path, by):
-    """Eight prompts at more decisions: the sentence under the table counts both."""
+    """Eight prompts at more decisions: the sentence under the table counts the prompts."""
     labels = ["cat dog", "cat bar", "foo"]
     words = ["love", "like", "eight", "two", "one", "hate", "nine", "three", "happy", "sad", "good", "bad"]
     rows = [{"text": word, "label": labels[number % 3]} for number, word in enumerate(words)]
@@ -260,4 +260,4 @@ def test_the_command_counts_prompts(run, tiny, tmp_path, by):
     text = " ".join(out.split())
     n_decisions = re.search(r"First of 8 prompts at (\d+) decisions", text)[1]
     assert int(n_decisions) > 8
-    assert f"evaluated on all 8 prompts at {n_decisions} decisions" in text or "last position of 8 prompts;" in text
+    assert "Means over 8 prompts, with 95% intervals" in text

@@ -216,7 +216,7 @@ import icl_lens as il
 from icl_lens import Head
 from icl_lens.report import html
 model = il.load_model("icl-mini", device="cpu")
-il.locate_heads(model, il.tokenize(model, il.load_task("sentiment-number", n=4)), run=il.Run(progress=True))
+il.locate(model, il.tokenize(model, il.load_task("sentiment-number", n=4)), run=il.Run(progress=True))
 e = ex.made(words=["</script><script>alert(1)</script>"])
 ---
 e

@@ -88,9 +88,7 @@ def test_heads_are_located_on_the_prompts_that_rank_edges(icl_mini, tmp_path, mo
     code, output, _ = call(monkeypatch, capsys, *task, "-k", 2, "--out", out, "--json", numbers)
     assert code == 0
     locating, _ = CircuitTask(task=TASK, n=8).split_prompts(0)
-    from icl_lens.locate.locate import top_heads_by
-
-    heads = list(map(str, top_heads_by(icl_mini, il.tokenize(icl_mini, locating), 2, by="contrast")))
+    heads = list(map(str, il.locate(icl_mini, locating, k=2, by="contrast").heads))
     assert json.loads(numbers.read_text())["readers"] == heads
     assert f"{', '.join(heads)}, located by contrast on 8 other prompts (with other queries)" in output
     manifest = json.loads((out / "manifest.json").read_text())

@@ -23,7 +23,7 @@ from icl_lens.cli import TASKS, app, console, stored_checks
 from icl_lens.cli.options import unescape
 from icl_lens.prompts.datasets import DATASETS
 from icl_lens.prompts.pair_task import bundled_pairs
-from icl_lens.result.number_format import decimal, signed
+from icl_lens.result.number_format import signed
 
 HYPHEN_FOR_MINUS = re.compile(r"(?<![\w-])-\d")
 """A negative number that is not written with the minus sign, U+2212."""
@@ -243,9 +243,9 @@ def test_a_task_of_six_classes_is_the_same_in_every_command_and_in_python(run, s
     assert code == 0, err
     batch = il.tokenize(icl_mini, prompts, template=template)
     assert batch.texts[0] in out
-    top = il.locate_heads(icl_mini, batch, k=20, against=batch.other_label_tokens)
-    assert all(f"{name} " in out for name in map(str, top.heads))
-    assert all(decimal(value, 4) in out for value in top.value.tolist())
+    located = il.locate(icl_mini, batch)
+    assert all(f"{name} " in out for name in map(str, located.heads))
+    assert all(f"{value:+.3f}" in out for value in located.to_frame()["score"][:20])
     code, out, err = run("compare", *options, *TEMPLATE)
     assert code == 0, err
     for row in il.compare(*explained).to_frame()[:5].itertuples():
@@ -306,7 +306,7 @@ def test_tiny_models_have_fewer_heads_than_locate_asks_for(run, tiny, words):
     task = ("-t", "sentiment-number", "--path", words, "--demonstrations", 1, "-n", 2, "-m", tiny, "--no-check")
     code, out, err = run("locate", *task)
     assert code == 0, err
-    assert "12 of 12 heads" in out
+    assert "the 12 heads in the table" in " ".join(out.split())
     assert "−" in out
     assert not HYPHEN_FOR_MINUS.search(out)
     code, _, err = run("locate", *task, "-k", 13)
@@ -331,18 +331,13 @@ def test_locate_shows_the_first_prompt_and_ranks_by_contrast(run, icl_mini, tmp_
         assert str(il.load_task("sentiment-number", n=4, seed=seed)[0]) in out
     code, out, _ = run(*arguments, "--out", tmp_path / "run")
     assert code == 0
-    assert "mean contrast" in out
+    assert "contrast" in out
     batch = il.tokenize(icl_mini, il.load_task("sentiment-number", n=4))
-    top = il.locate_heads(icl_mini, batch, k=2, against=batch.other_label_tokens)
-    assert all(f"{value:.4f}" in out for value in top.value.tolist())
+    located = il.locate(icl_mini, batch, k=2)
+    assert all(f"{value:+.3f}" in out for value in located.to_frame()["score"][:2])
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["by"] == "contrast"
     table = pd.read_csv(tmp_path / "run" / "heads.csv")
-    assert_close(table["contrast"], top.value)
-    assert "increase" not in table
-    drops = il.head_effects(icl_mini, batch, positions="last").log_odds
-    assert_close(table["effect"], drops[:, top.layer, top.head].mean(0))
-    assert "log-odds lost" in out
-    assert all(decimal(value, 4) in out for value in table["effect"])
+    assert_close(table["score"], located.to_frame()["score"])
     code, _, err = run(*arguments, "--by", "increase", "--out", tmp_path / "run")
     assert code == 2
     assert "--by contrast" in err

@@ -14,7 +14,6 @@ import icl_lens as il
 from icl_lens.cli.ablate import ablate
 from icl_lens.cli.check import check
 from icl_lens.cli.options import SplitTask
-from icl_lens.locate.locate import top_heads_by
 from icl_lens.prompts.word_task import word_list
 from icl_lens.result.number_format import percent, signed
 
@@ -53,7 +52,7 @@ def test_ablating_one_prompt_is_ablate_heads(family_folder, load_tiny, capsys, t
         ({}, "contrast", "random"),
         pytest.param({"by": "increase", "layout": "last", "check": False}, "increase", "last", marks=pytest.mark.slow),
         pytest.param({"by": "effect", "check": False}, "effect", "random", marks=pytest.mark.slow),
-        pytest.param({"by": "towers", "check": False}, "towers", "random", marks=pytest.mark.slow),
+        pytest.param({"by": "exchange", "check": False}, "exchange", "random", marks=pytest.mark.slow),
         pytest.param({"mode": "mean", "check": False}, "contrast", "random", marks=pytest.mark.slow),
     ],
 )
@@ -67,7 +66,7 @@ def test_ablating_a_task_is_ablate_with_controls(icl_mini, capsys, tmp_path, opt
     out = shown(capsys)
     prompts = il.load_task("sentiment-number", n=32, layout=layout)
     locating, testing = il.split_by_query(prompts, 8)[0], il.split_by_query(prompts, 6)[1]
-    top = top_heads_by(icl_mini, il.tokenize(icl_mini, locating), 2, by=by)
+    top = il.locate(icl_mini, locating, k=2, by=by).heads
     batch = il.tokenize(icl_mini, testing)
     mean = {"mode": "mean", "reference": il.tokenize(icl_mini, locating)} if "mode" in options else {}
     ablation = il.ablate_with_controls(icl_mini, batch, top, n_random=2, positions="last", **mean)

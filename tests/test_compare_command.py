@@ -17,7 +17,6 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.analyses.model_comparison import ModelComparison
-from icl_lens.locate.locate import mean_head_increases
 
 OTHER = families.PROMPT.replace("one :", "hate :")
 
@@ -34,7 +33,7 @@ def test_two_prompts_are_compared(run, tiny, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", ["increase", *(pytest.param(by, marks=pytest.mark.slow) for by in ("effect", "towers"))])
+@pytest.mark.parametrize("by", ["increase", "effect", "exchange"])
 def test_a_model_does_not_differ_from_itself_on_the_default_prompt(run, tiny, family_folder, by):
     code, out, _ = run("compare", "-m", tiny, "--model-b", family_folder("gpt2"), "--by", by)
     assert code == 0
@@ -75,7 +74,7 @@ def test_two_models_explain_the_same_answer(run, tiny, noised):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "by", [None, *(pytest.param(by, marks=pytest.mark.slow) for by in ("effect", "increase", "towers"))]
+    "by", [None, *(pytest.param(by, marks=pytest.mark.slow) for by in ("effect", "increase", "exchange"))]
 )
 def test_two_models_over_a_task_are_compare_models(run, tiny, noised, words, tmp_path, by):
     """Means are those of the functions, intervals those of paired differences; page and figure show
@@ -92,13 +91,12 @@ def test_two_models_over_a_task_are_compare_models(run, tiny, noised, words, tmp
     queries = [prompt.query for prompt in prompts]
     for model, side, column in zip(models, (comparison.a, comparison.b), "ab", strict=True):
         batch = il.tokenize(model, prompts)
-        against = batch.other_label_tokens if by == "contrast" else None
         if by == "effect":
             expected = il.head_effects(model, batch).log_odds.mean(0)
-        elif by == "towers":
-            expected = il.locate_towers(model, batch).query.mean
+        elif by == "exchange":
+            expected = il.locate(model, batch, by="exchange").score.mean
         else:
-            expected = mean_head_increases(model, batch, against=against)
+            expected = il.locate(model, batch, by=by).score.mean
         frame = comparison.to_frame().sort_values(["layer", "head"])
         assert_close(frame[column].to_numpy(), expected.flatten())
         assert_close(side["log p"], il.score(model, batch).gather(1, batch.answer[:, None])[:, 0])

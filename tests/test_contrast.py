@@ -135,10 +135,10 @@ def test_other_labels_are_the_prompts_own_except_its_answer(gpt2):
     ]
     two_prompts = batch[[0, 3]]
     with pytest.raises(il.InputError, match="got none for prompt 1"):
-        il.locate_heads(gpt2, two_prompts, k=2, against=two_prompts.other_label_tokens)
+        il.locate(gpt2, two_prompts, k=2, against=two_prompts.other_label_tokens)
     with pytest.raises(il.InputError, match=r"prompt 1 must have another label .* or pass by='increase'"):
-        il.locate_heads(gpt2, two_prompts, k=2)
-    assert il.locate_heads(gpt2, two_prompts, k=2, by="increase").by == "increase"
+        il.locate(gpt2, two_prompts, k=2)
+    assert il.locate(gpt2, two_prompts, k=2, by="increase").by == "increase"
 
 
 def test_searches_rank_by_contrast_with_the_other_labels(gpt2, gpt2_acts, gpt2_batch, no_type_checks):
@@ -149,7 +149,6 @@ def test_searches_rank_by_contrast_with_the_other_labels(gpt2, gpt2_acts, gpt2_b
     for search in (
         lambda **asked: il.top_heads(gpt2_acts, k=5, **asked),
         lambda **asked: il.top_subheads(gpt2_acts, k=5, **asked),
-        lambda **asked: il.locate_heads(gpt2, gpt2_batch, k=5, **asked),
     ):
         default, contrast, increase = search(), search(by="contrast", against=other_labels), search(by="increase")
         assert (default.by, increase.by) == ("contrast", "increase")

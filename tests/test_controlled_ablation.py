@@ -19,8 +19,8 @@ from icl_lens.activations.passes import last_log_probs
 from icl_lens.edits.reference import SamePairsWarning, mean_z
 from icl_lens.engine import prefix_cache
 from icl_lens.intervals import bootstrap_interval
-from icl_lens.locate.locate import top_heads_by
 from icl_lens.measures.controlled_ablation import AnswerScores, Condition, ControlledAblation, random_head_sets
+from icl_lens.measures.locate import with_predicted_answers
 from icl_lens.models.view import ModelView
 
 HEADS = [il.Head(0, 1), il.Head(2, 3)]
@@ -44,16 +44,14 @@ def test_chosen_are_those_of_largest_mean_score(gpt2, gpt2_batch, gpt2_acts):
     }
     for by, score in scores.items():
         best = score.mean(0).flatten().argsort(descending=True).tolist()
-        assert top_heads_by(gpt2, gpt2_batch, 12, by=by) == [il.Head.from_index(index, 4) for index in best], by
-    with pytest.raises(il.InputError, match="between 1 and 12"):
-        top_heads_by(gpt2, gpt2_batch, 13)
+        assert il.locate(gpt2, gpt2_batch, k=12, by=by).heads == [il.Head.from_index(index, 4) for index in best], by
 
 
 def test_without_an_answer_it_is_what_the_model_says(gpt2):
     batch = il.tokenize(gpt2, [il.Prompt.parse(families.PROMPT)])
     predicted_label = batch.labels[int(il.score(gpt2, batch)[0].argmax())]
     answered = il.tokenize(gpt2, [il.Prompt.parse(families.PROMPT, answer=predicted_label)], labels=batch.labels)
-    assert top_heads_by(gpt2, batch, 4) == top_heads_by(gpt2, answered, 4)
+    assert with_predicted_answers(gpt2, batch).answer.tolist() == answered.answer.tolist()
 
 
 def test_random_sets(gpt2):
@@ -206,7 +204,7 @@ def test_balanced_prompts_do_not_locate_a_head_that_favors_a_label(icl_mini):
         return value
 
     with icl_mini.hooks(fwd_hooks=[(view.hook(7, "attn.hook_z"), favor)]):
-        located = {layout: top_heads_by(icl_mini, batch, 48, by="contrast") for layout, batch in batches.items()}
+        located = {layout: il.locate(icl_mini, batch, k=48, by="contrast").heads for layout, batch in batches.items()}
     assert located["order"].index(head) < 3
     assert located["random"].index(head) >= 24
 

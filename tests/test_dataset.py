@@ -1,5 +1,5 @@
-"""Heads located over many prompts: the certified mean is the exhaustive one, however the prompts
-are batched.
+"""Heads located over many prompts: the mean is that of every prompt alone, however the prompts are
+batched.
 """
 
 import re
@@ -17,8 +17,7 @@ import icl_lens as il
 from icl_lens.attribution.increases import every_head_increase
 from icl_lens.attribution.scored_tokens import check_against_ids
 from icl_lens.attribution.search import SLACK, head_bounds, layer_gradients, subhead_bounds
-from icl_lens.locate import locate as dataset
-from icl_lens.locate.locate import mean_head_increases
+from icl_lens.measures import locate as locating
 from icl_lens.models.view import ModelView
 from icl_lens.runs.stream import ChunkStream, plan_batches, prompt_bytes
 
@@ -31,10 +30,8 @@ def draw(n, *, seed=0):
     for _ in range(n):
         labels = list(rng.permutation(["foo", "bar", "foo", "bar"]))[: rng.integers(1, 5)]
         texts = [" ".join(rng.choice(words, rng.integers(1, 4))) for _ in labels]
-        demonstrations = [il.Demonstration(text, str(label)) for text, label in zip(texts, labels, strict=True)]
-        prompts.append(
-            il.Prompt(demonstrations, str(rng.choice(words)), str(rng.choice(["foo", "bar"])), ("foo", "bar"))
-        )
+        text = [il.Demonstration(text, str(label)) for text, label in zip(texts, labels, strict=True)]
+        prompts.append(il.Prompt(text, str(rng.choice(words)), str(rng.choice(["foo", "bar"])), ("foo", "bar")))
     return prompts
 
 
@@ -51,39 +48,19 @@ def every_increase(gpt2, many):
     )
 
 
-@pytest.fixture
-def few_candidates(monkeypatch):
-    """Keep as few candidates as possible, so that some heads are still undecided after the first
-    pass.
-    """
-    monkeypatch.setattr(dataset, "MARGIN", 0)
-
-
 @pytest.mark.parametrize(
-    ("k", "batch_size", "contrast"),
-    [
-        *((k, n, None) for k, n in [(1, 7), (2, 7), (12, 7)]),
-        (5, 40, "several"),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(2, 1, None), (5, 40, None), (2, 7, "one")]),
-    ],
+    ("batch_size", "contrast"),
+    [(7, None), (40, "several"), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, None), (7, "one")])],
 )
-def test_certified_is_exhaustive(gpt2, many, every_increase, few_candidates, k, batch_size, contrast):
+def test_means_are_those_of_every_prompt(gpt2, many, every_increase, batch_size, contrast):
     against = contrasts(many)[contrast] if contrast else None
     all_scores = every_contrast(gpt2, many, against) if contrast else every_increase
-    if contrast:
-        assert_close(mean_head_increases(gpt2, many, against=against, run=il.Run(batch_size=9)), all_scores.mean(0))
     by = "contrast" if contrast else "increase"
-    top = il.locate_heads(gpt2, many, k=k, by=by, run=il.Run(batch_size=batch_size), against=against)
-    mean = all_scores.mean(0).flatten().topk(k)
-    assert_close(top.value, mean.values)
-    assert top.heads == [il.Head(i // 4, i % 4) for i in mean.indices.tolist()]
-    assert top.certified
-    assert (top.n_prompts, top.n_parts) == (len(many), 12)
-    assert k <= top.n_exact <= 12
-    assert top.unevaluated_bound <= float(top.value[-1]) or top.n_exact == 12
-    left = all_scores.mean(0).flatten().sort(descending=True).values[top.n_exact :]
-    assert (left <= top.unevaluated_bound + SLACK).all()
-    assert 0 < top.share_evaluated <= 1
+    located = il.locate(gpt2, many, k=5, by=by, run=il.Run(batch_size=batch_size), against=against)
+    assert_close(located.score.mean.float(), all_scores.mean(0))
+    best = all_scores.mean(0).flatten().topk(5).indices.tolist()
+    assert located.heads == [il.Head(i // 4, i % 4) for i in best]
+    assert (located.n_prompts, located.n_heads) == (len(many), 12)
 
 
 def test_several_rows_of_a_prompt_count_as_one_prompt(gpt2, many):
@@ -93,52 +70,22 @@ def test_several_rows_of_a_prompt_count_as_one_prompt(gpt2, many):
     early = many[:6].at([-3, -2])
     assert (len(early), early.n_prompts) == (12, 6)
     acts = il.capture(gpt2, early)
-    increases = il.head_log_prob_increase(acts)
-    for top in (
-        il.locate_heads(gpt2, early, k=12, by="increase", run=il.Run(batch_size=5)),
-        il.top_heads(acts, k=12, by="increase"),
-    ):
-        assert (top.n_prompts, top.share_evaluated) == (6, 1.0)
-        assert_close(top.value.float(), increases.mean(0).flatten().sort(descending=True).values)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("contrast", [False, True])
-def test_heads_left_open_are_passed_again(gpt2, many, every_increase, few_candidates, contrast):
-    """A slack wider than any bound leaves every head undecided: each is evaluated on the batches
-    that lack it only.
-    """
-    against = contrasts(many)["several"] if contrast else None
-    all_scores = every_contrast(gpt2, many, against) if contrast else every_increase
-    best, passes = all_scores.mean(0).flatten().topk(1).values, {}
-    options = {"k": 1, "by": "contrast" if contrast else "increase", "against": against}
-    top = il.locate_heads(
-        gpt2,
-        many,
-        slack=1e6,
-        run=il.Run(batch_size=8, progress=lambda kind, done, total: passes.update({kind: (done, total)})),
-        **options,
-    )
-    assert passes["part"] == (40, 40)
-    assert passes["refined"][0] == passes["refined"][1] <= 40
-    assert (top.n_exact, top.share_evaluated, top.unevaluated_bound) == (12, 1.0, -float("inf"))
-    assert_close(top.value, best)
-    narrow = il.locate_heads(gpt2, many, **options)
-    assert narrow.n_exact < 12
-    assert narrow.share_evaluated < 1
-    assert narrow.heads == top.heads
-    assert_close(narrow.value, best)
+    expected = il.head_log_prob_increase(acts).mean(0)
+    located = il.locate(gpt2, early, by="increase", run=il.Run(batch_size=5))
+    assert located.n_prompts == 6
+    assert_close(located.score.mean.float(), expected)
+    top = il.top_heads(acts, k=12, by="increase")
+    assert top.n_prompts == 6
+    assert_close(top.value.float(), expected.flatten().sort(descending=True).values)
 
 
 @pytest.mark.parametrize("final_norm", ["frozen", "own"])
-def test_own_norm_is_exhaustive(gpt2, many, final_norm):
-    top = il.locate_heads(
-        gpt2, many[:9], k=3, by="increase", run=il.Run(batch_size=4), final_norm=final_norm, bias=False
-    )
-    assert top.certified == (final_norm == "frozen")
+def test_conventions_are_those_of_the_readout(gpt2, many, final_norm):
+    options = {"final_norm": final_norm, "bias": False}
+    located = il.locate(gpt2, many[:9], by="increase", run=il.Run(batch_size=4), **options)
     acts = il.capture(gpt2, many[:9])
-    expected = il.head_log_prob_increase(acts, many[:9].answer_tokens, final_norm=final_norm, bias=False)
-    assert_close(top.value, expected.mean(0).flatten().topk(3).values)
+    expected = il.head_log_prob_increase(acts, many[:9].answer_tokens, **options)
+    assert_close(located.score.mean.float(), expected.mean(0))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma3", "granite", "llama_gqa"])
@@ -149,23 +96,29 @@ def test_folded_is_unfolded(load_tiny, name, bias, monkeypatch):
     batch = il.tokenize(model, draw(30, seed=2), prepend_bos=False)
     acts = il.capture(model, batch)
     readout = acts.readout.using(final_norm="frozen", bias=bias)
-    increases = []
+    mean_scores = []
     for limit in (1, 10**9):
         monkeypatch.setattr(
             "icl_lens.attribution.increases.min_prompts_to_fold", lambda d_head, d_model, limit=limit: limit
         )
-        increases.append(every_head_increase(acts.view, readout, acts.resid_pre, acts.scaled_z, batch.answer_tokens))
-    assert_close(increases[0], increases[1])
-    assert increases[0].abs().max() > 1e-2
+        mean_scores.append(every_head_increase(acts.view, readout, acts.resid_pre, acts.scaled_z, batch.answer_tokens))
+    assert_close(mean_scores[0], mean_scores[1])
+    assert mean_scores[0].abs().max() > 1e-2
 
 
 def test_groups_cut_anywhere_give_the_same_mean(gpt2, many, every_increase, monkeypatch):
-    """Groups cut anywhere give the same mean."""
-    expected = every_increase.mean(0)
-    assert_close(mean_head_increases(gpt2, many, run=il.Run(batch_size=6)), expected)
-    monkeypatch.setattr(dataset, "LOGIT_BYTES", 4)
-    monkeypatch.setattr(dataset, "min_prompts_to_fold", lambda d_head, d_model: 3)
-    assert_close(mean_head_increases(gpt2, many, run=il.Run(batch_size=6)), expected)
+    """Groups of prompts share one product of W_O and W_U per head."""
+    monkeypatch.setattr(locating, "min_prompts_to_fold", lambda d_head, d_model: 3)
+    monkeypatch.setattr("icl_lens.attribution.increases.min_prompts_to_fold", lambda d_head, d_model: 3)
+    sizes = []
+    for logit_bytes in (4, 10**9):
+        monkeypatch.setattr(locating, "LOGIT_BYTES", logit_bytes)
+        progress = {}
+        run = il.Run(memory=2**20, progress=lambda kind, done, total, progress=progress: progress.update({done: total}))
+        located = il.locate(gpt2, many, by="increase", run=run)
+        assert_close(located.score.mean.float(), every_increase.mean(0))
+        sizes.append(len(progress))
+    assert sizes[0] > sizes[1] == 2  # the start and one group
 
 
 def test_plans_hold_each_prompt_once_sorted_by_length(gpt2, many):
@@ -189,16 +142,16 @@ def test_plans_hold_each_prompt_once_sorted_by_length(gpt2, many):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa", "neox"])
 def test_slack_against_float64(load_tiny, name):
-    """For every part, the exact float64 value exceeds the float32 bound by less than a tenth of the
-    slack.
+    """For every part, the exact float64 value exceeds the float32 bound by less than a tenth of
+    the slack.
     """
     models = {dtype: load_tiny(name, dtype=dtype) for dtype in (torch.float32, torch.float64)}
     batch = il.tokenize(models[torch.float32], draw(25, seed=3), prepend_bos=False)
     targets = batch.answer_tokens
     acts, exact = (il.capture(model, batch) for model in models.values())
     for against in (None, contrasts(batch)["several"]):
-        compared_ids = None if against is None else check_against_ids(acts.view, targets, against)
-        _, g = layer_gradients(acts, targets, acts.readout, against=compared_ids)
+        other_tokens = None if against is None else check_against_ids(acts.view, targets, against)
+        _, g = layer_gradients(acts, targets, acts.readout, against=other_tokens)
         heads = il.head_log_prob_increase(exact, targets, against=against)
         assert float((heads - head_bounds(acts, g)).max()) < SLACK / 10
         bounds = subhead_bounds(acts, g)
@@ -217,44 +170,38 @@ def contrasts(many):
 
 def every_contrast(model, many, against, **convention):
     """[prompt layer head], each prompt alone, by log-probabilities of the whole vocabulary."""
-    contrasts_of_prompts = []
+    mean_scores = []
     for i in range(len(many)):
         acts = il.capture(model, many[i])
         readout = acts.readout.using(final_norm="frozen", bias=True, **convention)
-        compared_ids = against[i][against[i] >= 0]
+        other_tokens = against[i][against[i] >= 0]
 
-        def odds(x, readout=readout, compared=compared_ids, target=int(many[i].answer_tokens)):
+        def odds(x, readout=readout, other_tokens=other_tokens, target=int(many[i].answer_tokens)):
             log_probs = readout.log_probs(x)
-            return log_probs[..., target] - log_probs[..., compared].logsumexp(-1)
+            return log_probs[..., target] - log_probs[..., other_tokens].logsumexp(-1)
 
         vectors = torch.stack([acts.head_outputs(layer) for layer in range(acts.view.n_layers)], dim=1)
-        contrasts_of_prompts.append(odds(acts.resid_pre[:, :, None] + vectors) - odds(acts.resid_pre)[..., None])
-    return torch.cat(contrasts_of_prompts)
+        mean_scores.append(odds(acts.resid_pre[:, :, None] + vectors) - odds(acts.resid_pre)[..., None])
+    return torch.cat(mean_scores)
 
 
 @pytest.mark.parametrize("which", ["one", "several"])
-def test_contrast_is_taken_up_again(gpt2, many, tmp_path, monkeypatch, few_candidates, which):
+def test_contrast_is_taken_up_again(gpt2, many, tmp_path, monkeypatch, which):
     """Chunks in the folder are not recomputed, and the result is the same to the last bit."""
     against = contrasts(many)[which]
     run = il.Run(tmp_path, batch_size=8)
-    whole = il.locate_heads(gpt2, many, k=2, against=against, run=run)
+    whole = il.locate(gpt2, many, k=2, against=against, run=run)
     parts = sorted(path.name for path in tmp_path.glob("part-*"))
     assert len(parts) == 5
-    columns = pd.read_parquet(tmp_path / parts[1])
-    assert columns["increase"].notna().all() == (which == "one")
-    if which == "one":
-        assert (columns["increase"] == columns["bound"]).all()
     (tmp_path / parts[3]).unlink()
     captured = []
     monkeypatch.setattr(
-        dataset, "capture", lambda model, batch: captured.append(len(batch)) or il.capture(model, batch)
+        locating, "capture", lambda model, batch: captured.append(len(batch)) or il.capture(model, batch)
     )
-    again = il.locate_heads(gpt2, many, k=2, against=against, run=run)
+    again = il.locate(gpt2, many, k=3, against=against, run=run)
     assert captured == [8]
-    assert again.heads == whole.heads
-    assert torch.equal(again.value, whole.value)
-    for name in ("certified", "n_exact", "unevaluated_bound"):
-        assert getattr(again, name) == getattr(whole, name)
+    assert again.heads[:2] == whole.heads
+    assert torch.equal(again.score.mean, whole.score.mean)
 
 
 def answered(many: il.PromptBatch) -> il.PromptBatch:
@@ -265,26 +212,24 @@ def answered(many: il.PromptBatch) -> il.PromptBatch:
 @pytest.mark.parametrize(
     ("call", "difference"),
     [
-        (lambda model, many, run: il.locate_heads(model, many, k=2, by="increase", run=run), "by='contrast', got"),
-        (lambda model, many, run: il.locate_heads(model, many, k=3, run=run), "k=2, got k=3"),
-        (lambda model, many, run: il.locate_heads(model, many[1:], k=2, run=run), "prompts="),
+        (lambda model, many, run: il.locate(model, many, k=2, by="increase", run=run), "by='contrast', got"),
+        (lambda model, many, run: il.locate(model, many[1:], k=2, run=run), "prompts="),
         (
-            lambda model, many, run: il.locate_heads(model, many, k=2, against=many.answer_tokens + 1, run=run),
+            lambda model, many, run: il.locate(model, many, k=2, against=many.answer_tokens + 1, run=run),
             "against=",
         ),
         (
-            lambda model, many, run: il.locate_heads(model, many, k=2, run=replace(run, about={"n": 1})),
+            lambda model, many, run: il.locate(model, many, k=2, run=replace(run, about={"n": 1})),
             "n=None, got n=1",
         ),
-        (lambda model, many, run: il.locate_effects(model, many, run=run), "by='contrast', got by='effect'"),
-        (lambda model, many, run: il.mean_score_parts(model, answered(many), ["L2H1"], run=run), "7 more differ"),
-        (lambda model, many, run: mean_head_increases(model, many, run=run), "got by='all increases'"),
+        (lambda model, many, run: il.locate(model, many, by="effect", run=run), "by='contrast', got by='effect'"),
+        (lambda model, many, run: il.mean_score_parts(model, answered(many), ["L2H1"], run=run), "6 more differ"),
         (lambda model, many, run: il.ablate_with_controls(model, many, ["L2H1"], run=run), "got by='ablation'"),
     ],
 )
 def test_a_folder_of_another_run_is_refused(gpt2, many, tmp_path, call, difference):
     run = il.Run(tmp_path / "run")
-    il.locate_heads(gpt2, many, k=2, run=run)
+    il.locate(gpt2, many, k=2, run=run)
     before = contents(tmp_path)
     with pytest.raises(il.InputError, match=f"holds a run with .*{difference}"):
         call(gpt2, many, run)
@@ -298,9 +243,10 @@ RESUMED = {
     "ablate_with_controls": lambda model, prompts, run: il.ablate_with_controls(
         model, il.tokenize(model, prompts), ["L1H2"], n_random=2, run=run
     ),
-    "mean_head_increases": lambda model, prompts, run: mean_head_increases(model, prompts, run=run),
-    "locate_effects": lambda model, prompts, run: il.locate_effects(model, prompts, run=run),
-    "locate_towers": lambda model, prompts, run: il.locate_towers(model, prompts, run=run),
+    **{
+        f"locate, {by}": lambda model, prompts, run, by=by: il.locate(model, prompts, by=by, run=run)
+        for by in ("increase", "effect", "exchange")
+    },
     "mean_score_parts": lambda model, prompts, run: il.mean_score_parts(model, prompts, ["L2H1"], run=run),
     "locate_circuit": lambda model, prompts, run: il.locate_circuit(
         model, prompts[:12], prompts[12:], ["L2H1"], n_edges=2, n_random=3, run=run
@@ -314,7 +260,7 @@ RESUMED = {
         pytest.param(name, marks=pytest.mark.slow) if name in ("two_towers", "locate_circuit") else name
         for name in RESUMED
     ],
-)  # as locate_towers
+)
 def test_what_is_stored_is_not_computed_again(gpt2, words, tmp_path, monkeypatch, function):
     """The same call in a folder with one chunk less computes this chunk only, and returns the
     same.
@@ -322,8 +268,7 @@ def test_what_is_stored_is_not_computed_again(gpt2, words, tmp_path, monkeypatch
     prompts = il.load_task("sentiment-number", n=24, path=words)
 
     def table(folder):
-        located = RESUMED[function](gpt2, prompts, il.Run(folder, batch_size=12))
-        return pd.DataFrame(located.numpy()) if isinstance(located, torch.Tensor) else located.to_frame()
+        return RESUMED[function](gpt2, prompts, il.Run(folder, batch_size=12)).to_frame()
 
     first = table(tmp_path / "run")
     pd.testing.assert_frame_equal(table(None), first, check_exact=True)
@@ -336,15 +281,14 @@ def test_what_is_stored_is_not_computed_again(gpt2, words, tmp_path, monkeypatch
     assert sorted((tmp_path / "run").rglob("*-0*.parquet")) == chunks
 
 
-@pytest.mark.parametrize("locate", [il.locate_heads, mean_head_increases, il.locate_effects])
-def test_a_bar_is_shown_where_one_is_asked_for(gpt2, gpt2_batch, capsys, locate):
+@pytest.mark.parametrize("by", ["contrast", "effect"])
+def test_a_bar_is_shown_where_one_is_asked_for(gpt2, gpt2_batch, capsys, by):
     """With progress=True, a bar shows total and rate and is erased at the end; otherwise there is
     none.
     """
-    more = {"k": 2} if locate is il.locate_heads else {}
-    locate(gpt2, gpt2_batch, run=il.Run(batch_size=1), **more)
+    il.locate(gpt2, gpt2_batch, by=by, run=il.Run(batch_size=1))
     assert capsys.readouterr().err == ""
-    locate(gpt2, gpt2_batch, run=il.Run(batch_size=1, progress=True), **more)
-    progress_text = capsys.readouterr().err
-    assert re.search(r"/3 \[.* prompts/s", progress_text)
-    assert not progress_text.rpartition("\r")[0].rpartition("\r")[2].strip()
+    il.locate(gpt2, gpt2_batch, by=by, run=il.Run(batch_size=1, progress=True))
+    text = capsys.readouterr().err
+    assert re.search(r"/3 \[.* prompts/s", text)
+    assert not text.rpartition("\r")[0].rpartition("\r")[2].strip()

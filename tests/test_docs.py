@@ -72,7 +72,7 @@ def test_public_names_are_in_the_reference(name: str) -> None:
 
 
 LONG = [
-    f"results.{name}" for name in ("Circuit", "Comparison", "Explanation", "MeanExchanges", "TaskCheck", "TwoTowers")
+    f"results.{name}" for name in ("Circuit", "Comparison", "Explanation", "LocatedHeads", "TaskCheck", "TwoTowers")
 ]
 """Names whose examples take about a second, and whose functions have examples of their own."""
 

@@ -13,8 +13,8 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.edits.edges import writer_means
-from icl_lens.locate.circuit import log_odds_without
-from icl_lens.locate.edge_space import EdgeSpace
+from icl_lens.measures.circuit import log_odds_without
+from icl_lens.measures.edge_space import EdgeSpace
 from icl_lens.measures.head_to_head_effects import estimate_effects
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.roles import EDGE_ROLES, role_masks

@@ -294,7 +294,7 @@ def test_plain_text_is_loaded_unchanged_and_sections_that_do_not_fit_are_refused
     path.write_text(json.dumps(plain))
     assert il.results.Explanation.load(path) == free
     for change, message in [
-        ({"version": 3}, "must be 4, got 3; load it with the icl-lens version that it lists under versions, or"),
+        ({"version": 3}, "must be 5, got 3; load it with the icl-lens version that it lists under versions, or"),
         ({"heads": 3}, "is damaged"),
         ({"input": plain["input"] | {"tokens": [1]}}, "is damaged"),
         ({"input": plain["input"] | {"tokens": [], "token_names": []}}, "is damaged .*for 0 tokens"),

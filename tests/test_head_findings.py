@@ -135,7 +135,8 @@ def test_many_heads_are_counted_instead_of_named():
 @pytest.mark.parametrize(("score", "is_suggested"), [("contrast", True), ("increase", True), ("effect", False)])
 def test_lists_without_a_head_that_adds_name_the_score_that_removes_heads(score, is_suggested):
     none_above = pd.DataFrame({"low": [-0.1, -0.2], "high": [0.1, 0.2]})
-    assert ("--by effect (il.locate_effects)" in list_finding(none_above, 2, score, n_heads=40)) == is_suggested
+    text = list_finding(none_above, 2, score, n_heads=40)
+    assert ("--by effect (il.locate with by='effect')" in text) == is_suggested
     above = pd.DataFrame({"low": [0.1, -0.2], "high": [0.3, 0.2]})
     assert "--by effect" not in list_finding(above, 2, score, n_heads=40)
 

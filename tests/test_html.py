@@ -704,7 +704,7 @@ def test_what_heads_support_is_decided_by_the_numbers(paper):
     assert line in ex.terminal_text(explanation)
 
 
-@pytest.mark.parametrize("by", ["contrast", "effect", "towers"])
+@pytest.mark.parametrize("by", ["contrast", "effect", "exchange"])
 def test_heads_are_shown_by_the_score_that_ranks_them(paper, by):
     """The map's cells, the panels' text and the command have this score."""
     scores = tuple(tuple(-x for x in row) for row in paper.all_heads.increase)

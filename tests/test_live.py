@@ -79,7 +79,7 @@ def close(values, expected):
     "change", [case if case in ("removed", "keys") else pytest.param(case, marks=pytest.mark.slow) for case in CHANGES]
 )
 def test_numbers_are_those_of_the_public_functions(model, view, change):
-    view.state = replace(view.state, change=change, by="towers")
+    view.state = replace(view.state, change=change, by="exchange")
     numbers = settled(view)
     prompt = il.Prompt.parse(TEXT, answer="foo")
     batch = il.tokenize(model, prompt)
@@ -100,7 +100,7 @@ def test_numbers_are_those_of_the_public_functions(model, view, change):
         "keys": "eight : bar two : bar love : foo like : foo one :",
         "values": "love : foo like : foo eight : bar two : bar one :",
     }
-    query = numbers["towers"]["other_query"]
+    query = numbers["exchange"]["other_query"]
     assert query in ("love", "like")
     donors = {name: il.tokenize(model, il.Prompt.parse(text.format(query))) for name, text in texts.items()}
     edits = {
@@ -121,7 +121,7 @@ def test_numbers_are_those_of_the_public_functions(model, view, change):
             set_scores = il.score(model, batch)[0]
         layer, index = il.Head.parse(head)
         lost = numbers["answer"]["outcome"] - float(set_scores[1] - set_scores[0])
-        assert numbers["towers"]["towers"][layer][index] == pytest.approx(lost, abs=1e-4)
+        assert numbers["exchange"]["exchange"][layer][index] == pytest.approx(lost, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_the_copied_code_gives_the_same_numbers(view, change, by, capsys):
         "contrast": lambda: namespace["contrast"][0],
         "increase": lambda: namespace["increase"][0],
         "effect": lambda: namespace["effects"].log_odds[0],
-        "towers": lambda: namespace["towers"],
+        "exchange": lambda: namespace["exchange"],
     }[by]()
     assert close(numbers["heads" if by in ("contrast", "increase") else by][by], expected_scores)
     assert f"{numbers['change']['after']:+.3f}" in capsys.readouterr().out

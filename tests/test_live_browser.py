@@ -288,7 +288,7 @@ def test_the_first_head_clicked_is_changed_as_the_map_says(opened_live):
     live.page.locator("[data-head=L4H1]").click()
     live.settle()
     assert (live.view.state.heads, live.view.state.change) == (("L4H1",), "query")
-    cost = live.view.numbers["towers"]["towers"][4][1]
+    cost = live.view.numbers["exchange"]["exchange"][4][1]
     change = live.view.numbers["change"]
     assert change["before"] - change["after"] == pytest.approx(cost, abs=1e-5)
 

@@ -16,7 +16,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.attribution.writer_groups import layer_of
-from icl_lens.locate.edge_space import CURVE_INPUTS, THIRDS, EdgeSpace
+from icl_lens.measures.edge_space import CURVE_INPUTS, THIRDS, EdgeSpace
 from icl_lens.models.view import ModelView
 
 TASK = "sentiment-number"

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from launches import contents, undisturbed
+from launches import contents, locating_half, restore, undisturbed
 from test_effects import one_by_one
 from tolerance import assert_close
 
@@ -16,15 +16,14 @@ import icl_lens as il
 from icl_lens.cli import main
 from icl_lens.intervals import student_quantile
 from icl_lens.measures.effects import exact_effects
-from icl_lens.prompts.tasks import load_task
 
-N, BATCH = 30, 2
+N, BATCH = 32, 2
 TASK = "sentiment-number"
 
 
 @pytest.fixture(scope="module")
 def many(gpt2, words):
-    return il.tokenize(gpt2, load_task(TASK, n=N, layout="random", path=words))
+    return il.tokenize(gpt2, locating_half(TASK, words, N))
 
 
 def studentized_by_draws(values, queries):
@@ -46,7 +45,7 @@ def studentized_by_draws(values, queries):
 
     mean, error = mean_and_error(range(n))
     without = [values[:, [row for row in range(total) if row not in rows]].mean(1) for rows in rows_of]
-    assert_close(error, (sum((mean_without_query - mean) ** 2 for mean_without_query in without) * (n - 1) / n).sqrt())
+    assert_close(error, (sum((distinct_query - mean) ** 2 for distinct_query in without) * (n - 1) / n).sqrt())
     most = 2 * student_quantile(0.975, n - 1)  # an end is at most twice as far as that of Student's t interval
     draws = []
     for counts in np.random.default_rng(0).multinomial(n, [1 / n] * n, size=2000):
@@ -61,48 +60,48 @@ def test_means_and_intervals_are_those_of_effects_one_by_one(gpt2, many):
     """Means of effects one by one; intervals from draws of queries, each with a jackknife error of
     its own.
     """
-    effects = il.locate_effects(gpt2, many, run=il.Run(batch_size=7))
+    located = il.locate(gpt2, many, by="effect", run=il.Run(batch_size=7))
     expected = torch.stack(one_by_one(gpt2, many)).double()
     queries = [prompt.query for prompt in many.prompts]
-    assert (effects.n_prompts, effects.n_queries, effects.algorithms) == (N, len(set(queries)), {"prefix_cache": N})
-    assert effects.n_queries < N
+    assert (located.n_prompts, located.n_queries, located.algorithms) == (N, len(set(queries)), {"prefix_cache": N})
+    assert located.n_queries < N
     low, high = studentized_by_draws(expected, queries)
-    for i, score in enumerate((effects.log_prob, effects.log_odds)):
+    for i, score in enumerate((located.scores["log_prob"], located.score)):
         assert_close(score.mean.float(), expected[i].mean(0))
         assert_close(score.low.float(), low[i])
         assert_close(score.high.float(), high[i])
     best = expected[1].mean(0).flatten().argsort(descending=True)
-    assert [layer * 4 + head for layer, head in effects.top(12)] == best.tolist()
-    frame = effects.to_frame()
-    assert frame["name"].tolist() == list(map(str, effects.top(12)))
-    assert_close(frame["effect"], expected[1].mean(0).flatten()[best])
+    assert [layer * 4 + head for layer, head in located.top(12)] == best.tolist()
+    frame = located.to_frame()
+    assert frame["name"].tolist() == list(map(str, located.top(12)))
+    assert_close(frame["score"], expected[1].mean(0).flatten()[best])
     assert_close(frame["log_prob"], expected[0].mean(0).flatten()[best])
 
 
 @pytest.mark.parametrize("options", [{"positions": "all"}, {"method": "gradient"}])
 def test_other_effects_stream_too(gpt2, many, options):
-    effects = il.locate_effects(gpt2, many, run=il.Run(batch_size=11), **options)
+    located = il.locate(gpt2, many, by="effect", run=il.Run(batch_size=11), **options)
     whole = il.head_effects(gpt2, many, **options)
-    assert_close(effects.log_prob.mean, whole.log_prob.mean(0))
-    assert effects.exact == ("method" not in options)
-    assert_close(effects.log_odds.mean, whole.log_odds.mean(0))
+    assert_close(located.scores["log_prob"].mean, whole.log_prob.mean(0))
+    assert located.is_exact == ("method" not in options)
+    assert_close(located.score.mean, whole.log_odds.mean(0))
 
 
 def test_one_query_has_no_interval(gpt2, many):
-    assert bool(il.locate_effects(gpt2, many[0]).log_prob.low.isnan().all())
+    assert bool(il.locate(gpt2, many[0], by="effect").score.low.isnan().all())
 
 
 def test_effects_that_are_not_finite_are_named(gpt2, many, monkeypatch):
     effects = exact_effects
 
     def broken(*arguments, **options):
-        broken_effects = effects(*arguments, **options)
-        broken_effects.log_prob[0, 1, 2] = torch.inf
-        return broken_effects
+        located = effects(*arguments, **options)
+        located.log_prob[0, 1, 2] = torch.inf
+        return located
 
-    monkeypatch.setattr("icl_lens.locate.mean_effects.exact_effects", broken)
-    with pytest.raises(il.InputError, match=r"mean effect of L1H2 \(log_prob\) is NaN or infinite"):
-        il.locate_effects(gpt2, many)
+    monkeypatch.setattr("icl_lens.measures.locate.exact_effects", broken)
+    with pytest.raises(il.InputError, match=r"mean log_prob of L1H2 is NaN or infinite"):
+        il.locate(gpt2, many, by="effect")
 
 
 # The command
@@ -123,19 +122,17 @@ def unbroken(inputs, tmp_path_factory):
 @pytest.mark.slow
 def test_files_and_table_hold_the_effects(run, gpt2, many, inputs, unbroken, tmp_path):
     """From the chunks that are there."""
-    for name, data in unbroken.items():
-        (tmp_path / name).write_bytes(data)
-    code, output, _ = run(*inputs, "--no-check", "--out", tmp_path)
+    restore(unbroken, tmp_path)
+    code, stdout, _ = run(*inputs, "--no-check", "--out", tmp_path)
     assert code == 0
     assert contents(tmp_path) == unbroken
-    assert "Exact: every head zeroed at the last position of 30 prompts" in output
+    assert "lost if the head alone is zeroed at the last position. Means over 32 prompts" in " ".join(stdout.split())
     table = pd.read_csv(io.BytesIO(unbroken["heads.csv"]))
     assert len(table) == 12
     expected = torch.stack(one_by_one(gpt2, many)).double()
-    assert_close(table["effect"], expected[1].mean(0)[table["layer"], table["head"]])
+    assert_close(table["score"], expected[1].mean(0)[table["layer"], table["head"]])
     parts = [pd.read_parquet(io.BytesIO(data)) for name, data in unbroken.items() if name.startswith("part-")]
-    chunks = pd.concat(parts)
+    chunks = pd.concat(parts).sort_values("prompt")
     assert len(parts) == N // BATCH
-    assert sorted(chunks["prompt"].unique()) == list(range(N))
-    expected_log_odds = expected[1][chunks["prompt"].to_numpy(), chunks["layer"].to_numpy(), chunks["head"].to_numpy()]
-    assert_close(chunks["log_odds"], expected_log_odds)
+    assert chunks["prompt"].tolist() == list(range(N))
+    assert_close(np.stack(chunks["log_odds"]), expected[1].flatten(1))

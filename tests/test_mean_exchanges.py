@@ -7,27 +7,27 @@ import json
 from dataclasses import replace
 
 import families
+import numpy as np
 import pandas as pd
 import pytest
-from launches import contents, undisturbed
+from launches import contents, locating_half, restore, undisturbed
 from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.cli import main
 from icl_lens.engine import prefix_cache
-from icl_lens.locate.exchanges import EXCHANGES, exchange_scores, tower_prompts
-from icl_lens.locate.locate import top_heads_by
+from icl_lens.measures.exchanges import EXCHANGES, exchange_scores, tower_prompts
+from icl_lens.measures.locate import with_predicted_answers
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.tasks import load_task
 
 N, BATCH = 8, 2
 TASK = "sentiment-number"
-PARTS = ("query", "keys", "values")
+PARTS = ("exchange", "keys", "values")
 
 
 @pytest.fixture(scope="module")
 def many(gpt2, words):
-    return il.tokenize(gpt2, load_task(TASK, n=N, layout="random", path=words))
+    return il.tokenize(gpt2, locating_half(TASK, words, N))
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def expected(gpt2, many):
     Hugging Face.
     """
     view = ModelView.of(gpt2)
-    parts = [next(exchange for exchange in EXCHANGES if exchange.name == part) for part in PARTS]
+    parts = [next(exchange for exchange in EXCHANGES if exchange.name == part) for part in ("query", "keys", "values")]
     scores, _, _ = exchange_scores(
         view, tower_prompts(gpt2, many), [(part, [head]) for part in parts for head in view.heads()]
     )
@@ -45,28 +45,32 @@ def expected(gpt2, many):
 
 
 def test_means_and_intervals_are_those_of_single_exchanges(gpt2, many, expected):
-    exchanges = il.locate_towers(gpt2, many, run=il.Run(batch_size=5))
-    assert (exchanges.n_prompts, exchanges.n_queries, exchanges.fallback_reason) == (N, len(set(many.queries)), "")
+    measured = il.locate(gpt2, many, by="exchange", run=il.Run(batch_size=5))
+    assert (measured.n_prompts, measured.n_queries, measured.fallback_reason) == (N, len(set(many.queries)), "")
     assert expected[:, 0, 1:].abs().mean(0).min() > 1e-3  # the first layer's queries are those of the same last token
     for part, name in enumerate(PARTS):
-        assert_close(getattr(exchanges, name).mean.float(), expected[:, part].mean(0), msg=name)
+        assert_close(measured.scores[name].mean.float(), expected[:, part].mean(0), msg=name)
     interval = il.metrics.bootstrap_interval(expected[:, 0, 1, 2], clusters=many.queries)
-    assert_close(exchanges.query.low[1, 2].float(), interval.low)
-    assert_close(exchanges.query.high[1, 2].float(), interval.high)
+    assert_close(measured.score.low[1, 2].float(), interval.low)
+    assert_close(measured.score.high[1, 2].float(), interval.high)
     best = [il.Head.from_index(i, 4) for i in expected[:, 0].mean(0).flatten().argsort(descending=True).tolist()]
-    assert [head for head in exchanges.top(12) if head.layer] == [head for head in best if head.layer]
-    frame = exchanges.to_frame()
-    names = ["name", "query", "low", "high", "selected", "keys", "values", "rank", "layer", "head"]
+    assert [head for head in measured.top(12) if head.layer] == [head for head in best if head.layer]
+    frame = measured.to_frame()
+    names = ["name", "score", "low", "high", "selected", "keys", "keys_low", "keys_high"]
+    names += ["values", "values_low", "values_high", "effect", "effect_low", "effect_high"]
+    names += ["rank", "layer", "head"]
     assert frame.columns.tolist() == names
-    assert frame["name"].tolist() == list(map(str, exchanges.top(12)))
-    assert_close(frame["values"], [expected[:, 2, layer, head].mean() for layer, head in exchanges.top(12)])
-    assert top_heads_by(gpt2, many, 3, by="towers") == best[:3]
+    assert frame["name"].tolist() == list(map(str, measured.top(12)))
+    assert_close(frame["values"], [expected[:, 2, layer, head].mean() for layer, head in measured.top(12)])
+    assert measured.top(3) == best[:3]
 
 
 def test_the_scan_of_two_towers_is_the_same_table(gpt2, many):
     scan = il.two_towers(gpt2, many.prompts, k=2, scan_prompts=many.prompts, n_random=3).scan
-    frame = il.locate_towers(gpt2, many.prompts, k=2).to_frame()
-    pd.testing.assert_frame_equal(scan.drop(columns=["index", "head"]), frame.drop(columns=["head", "name"]))
+    frame = il.locate(gpt2, many.prompts, by="exchange", k=2).to_frame()
+    columns = ["low", "high", "selected", "keys", "values", "rank", "layer"]
+    pd.testing.assert_frame_equal(scan[columns], frame[columns])
+    assert scan["query"].tolist() == frame["score"].tolist()
     assert scan["head"].tolist() == frame["name"].tolist()
 
 
@@ -74,7 +78,7 @@ def test_the_scan_of_two_towers_is_the_same_table(gpt2, many):
 def test_prompts_without_a_class_to_exchange_are_refused(gpt2, many, prompt):
     parsed = il.Prompt.parse(prompt, answer="bar" if "foo" not in prompt else None)
     with pytest.raises(il.InputError, match="must demonstrate its answer and another label"):
-        il.locate_towers(gpt2, [*many.prompts, parsed])
+        il.locate(gpt2, [*many.prompts, parsed], by="exchange")
 
 
 # One prompt
@@ -86,39 +90,39 @@ def test_explain_ranks_heads_by_the_exchange_of_their_query(gpt2, run, tiny, tmp
     demonstration's.
     """
     prompt = il.Prompt.parse(families.PROMPT, answer="foo")
-    explanation = il.explain(gpt2, prompt, by="towers", k=4)
-    texts_of_other_class = {
-        demonstration.text for demonstration in prompt.demonstrations if demonstration.label != "foo"
-    }
-    assert explanation.all_heads.other_query in texts_of_other_class
-    expected = il.locate_towers(gpt2, [prompt]).query.mean
-    assert_close(explanation.all_heads.towers, expected)
+    measured = il.explain(gpt2, prompt, by="exchange", k=4)
+    other_prompts = {shown_text.text for shown_text in prompt.demonstrations if shown_text.label != "foo"}
+    assert measured.all_heads.other_query in other_prompts
+    expected = il.locate(gpt2, [prompt], by="exchange").score.mean
+    assert_close(measured.all_heads.exchange, expected)
     best = [il.Head.from_index(i, 4) for i in expected.flatten().topk(4).indices.tolist()]
-    assert [report.head for report in explanation.heads] == best
-    assert_close([report.scores["towers"] for report in explanation.heads], [expected[head] for head in best])
-    assert_close(explanation.to_frame("heads")["towers"], expected.flatten())
-    assert explanation.figures["heads"].axes[1].get_ylabel() == "effect of exchanging the query (nats)"
+    assert [report.head for report in measured.heads] == best
+    assert_close([report.scores["exchange"] for report in measured.heads], [expected[head] for head in best])
+    assert_close(measured.to_frame("heads")["exchange"], expected.flatten())
+    assert measured.figures["heads"].axes[1].get_ylabel() == "effect of exchanging the query (nats)"
     html, numbers = tmp_path / "page.html", tmp_path / "numbers.json"
-    options = ("-m", tiny, "--device", "cpu", "-a", "foo", "--by", "towers", "-k", 4, "--html", html, "--json", numbers)
+    options = ("-m", tiny, "--device", "cpu", "-a", "foo", "--by", "exchange", "-k", 4)
+    options += ("--html", html, "--json", numbers)
     code, out, _ = run("explain", families.PROMPT, *options)
     assert code == 0
     loaded = il.results.Explanation.load(numbers)
-    assert loaded.all_heads.towers == explanation.all_heads.towers
-    assert [report.towers for report in loaded.heads] == [report.towers for report in explanation.heads]
-    assert "--by towers" in html.read_text()
+    assert loaded.all_heads.exchange == measured.all_heads.exchange
+    assert [report.exchange for report in loaded.heads] == [report.exchange for report in measured.heads]
+    assert "--by exchange" in html.read_text()
     for text in (out, html.read_text()):
-        assert explanation.all_heads.other_query in text.partition("Towers: ")[2][:250]
+        assert measured.all_heads.other_query in text.partition("Exchange: ")[2][:250]
         assert f"{expected[best[0]]:+.3f}" in text
-    plain = il.explain(gpt2, str(prompt), by="towers", k=1)  # without an answer, the prediction is explained
-    answered = il.locate_towers(gpt2, [replace(prompt, answer=plain.target)])
-    assert_close(plain.all_heads.towers, answered.query.mean)
-    assert top_heads_by(gpt2, il.tokenize(gpt2, [str(prompt)]), 1, by="towers") == [plain.heads[0].head]
+    plain = il.explain(gpt2, str(prompt), by="exchange", k=1)  # without an answer, the prediction is explained
+    answered = il.locate(gpt2, [replace(prompt, answer=plain.target)], by="exchange")
+    assert_close(plain.all_heads.exchange, answered.score.mean)
+    predicted = with_predicted_answers(gpt2, il.tokenize(gpt2, [str(prompt)]))
+    assert il.locate(gpt2, predicted, by="exchange", k=1).heads == [plain.heads[0].head]
 
 
 @pytest.mark.parametrize(
     ("prompt", "options", "message"),
     [
-        (il.Text("love like", answer=" foo"), {}, "for text without demonstrations, got 'towers'"),
+        (il.Text("love like", answer=" foo"), {}, "for text without demonstrations, got 'exchange'"),
         ("love : bar like : bar one :", {}, "must demonstrate its answer and another label"),
         (
             il.Prompt.parse("love : bar one : foo cat : dog two :", answer="foo"),
@@ -129,22 +133,22 @@ def test_explain_ranks_heads_by_the_exchange_of_their_query(gpt2, run, tiny, tmp
 )
 def test_explain_refuses_what_has_no_other_class(gpt2, prompt, options, message):
     with pytest.raises(il.InputError, match=message):
-        il.explain(gpt2, prompt, by="towers", k=1, **options)
+        il.explain(gpt2, prompt, by="exchange", k=1, **options)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("locate", [il.locate_effects, il.locate_towers])
-def test_result_json_counts_and_names_the_fallback(gpt2, many, locate, monkeypatch, tmp_path):
+@pytest.mark.parametrize("by", ["effect", "exchange"])
+def test_result_json_counts_and_names_the_fallback(gpt2, many, by, monkeypatch, tmp_path):
     def fail(*_, **__):
         raise prefix_cache.PrefixCacheUnsupported("not now")
 
     monkeypatch.setattr(prefix_cache.PrefixCache, "of", fail)
-    located = locate(gpt2, many, k=3, run=il.Run(tmp_path / "out", batch_size=BATCH))
-    assert "not now" in located.fallback_reason
+    measured = il.locate(gpt2, many, by=by, k=3, run=il.Run(tmp_path / "out", batch_size=BATCH))
+    assert "not now" in measured.fallback_reason
     stored = json.loads((tmp_path / "out" / "result.json").read_text())
     counts = {"n_prompts": N, "n_queries": len(set(many.queries)), "n_heads": 12, "expected_selected": 3 / 12}
     assert {name: stored[name] for name in counts} == counts
-    assert stored["fallback_reason"] == located.fallback_reason
+    assert stored["fallback_reason"] == measured.fallback_reason
 
 
 # The command
@@ -152,7 +156,7 @@ def test_result_json_counts_and_names_the_fallback(gpt2, many, locate, monkeypat
 
 @pytest.fixture(scope="module")
 def inputs(words, tiny):
-    task = ["locate", "--by", "towers", "--task", TASK, "--path", words, "-n", N, "--top", "3"]
+    task = ["locate", "--by", "exchange", "--task", TASK, "--path", words, "-n", N, "--top", "3"]
     return [*task, "--model", tiny, "--device", "cpu", "--batch-size", BATCH]
 
 
@@ -166,29 +170,26 @@ def unbroken(inputs, tmp_path_factory):
 def test_the_command_prints_the_table(run, inputs, unbroken, tmp_path):
     """From the chunks that are there."""
     out = tmp_path / "out"
-    out.mkdir()
-    for name, data in unbroken.items():
-        (out / name).write_bytes(data)
-    code, output, _ = run(*inputs, "--no-check", "--out", out)
+    restore(unbroken, out)
+    code, stdout, _ = run(*inputs, "--no-check", "--out", out)
     assert code == 0
     assert contents(out) == unbroken
     table = pd.read_csv(io.BytesIO(unbroken["heads.csv"]))
-    assert all(
-        f"{value:.4f}" in output for value in table.loc[:2, ["query", "low", "high", "keys", "values"]].to_numpy().flat
-    )
-    assert "takes its query from the prompt with a query of the other class" in " ".join(output.split())
+    stdout = stdout.replace("−", "-")
+    assert all(f"{value:+.3f}" in stdout for value in table.loc[:2, ["score", "keys", "values"]].to_numpy().flat)
+    assert "takes its query from the prompt with a query of the other class" in " ".join(stdout.split())
 
 
 def test_files_hold_every_prompts_values(unbroken, expected):
     table = pd.read_csv(io.BytesIO(unbroken["heads.csv"]))
     parts = [pd.read_parquet(io.BytesIO(data)) for name, data in unbroken.items() if name.startswith("part-")]
-    chunks = pd.concat(parts)
+    chunks = pd.concat(parts).sort_values("prompt")
     assert (len(table), len(parts)) == (12, N // BATCH)
-    assert sorted(chunks["prompt"].unique()) == list(range(N))
-    index = [chunks[name].to_numpy() for name in ("layer", "head")]
+    assert chunks["prompt"].tolist() == list(range(N))
     for part, name in enumerate(PARTS):
-        assert_close(table[name], expected[:, part].mean(0)[table["layer"], table["head"]])
-        assert_close(chunks[name], expected[chunks["prompt"].to_numpy(), part, *index])
+        column = "score" if name == "exchange" else name
+        assert_close(table[column], expected[:, part].mean(0)[table["layer"], table["head"]])
+        assert_close(np.stack(chunks[name]), expected[:, part].flatten(1))
 
 
 @pytest.mark.parametrize(
@@ -201,9 +202,9 @@ def test_files_hold_every_prompts_values(unbroken, expected):
     ],
 )
 def test_options_of_other_scores_are_refused(run, inputs, option, fragment):
-    code, _, output = run(*inputs, *option)
-    assert (code, output.count("\n")) == (2, 1)
-    assert fragment in output
+    code, _, stdout = run(*inputs, *option)
+    assert (code, stdout.count("\n")) == (2, 1)
+    assert fragment in stdout
 
 
 def test_prompts_are_refused_before_the_folder_is_initialized(run, tiny, tmp_path):
@@ -213,7 +214,7 @@ def test_prompts_are_refused_before_the_folder_is_initialized(run, tiny, tmp_pat
         "input,output\n"
         + "".join(f"{a},{b}\n" for a, b in zip("one two cat dog".split(), "red love foo bar".split(), strict=True))
     )
-    code, _, output = run("locate", "--by", "towers", "--path", path, "--pairs", "-n", 2, "-m", tiny, "--out", out)
-    assert (code, output.count("\n")) == (2, 1)
-    assert "must demonstrate its answer and another label" in output
+    code, _, stdout = run("locate", "--by", "exchange", "--path", path, "--pairs", "-n", 2, "-m", tiny, "--out", out)
+    assert (code, stdout.count("\n")) == (2, 1)
+    assert "must demonstrate its answer and another label" in stdout
     assert contents(out) == {}

@@ -44,8 +44,8 @@ def test_seeds_of_resampled_heads_draw_the_same_prompts(mini):
 def test_results_and_folders_hold_integers_of_python(mini, tmp_path):
     batch = il.tokenize(mini, il.load_task("sentiment-number", n=8))
     folders = [il.Run(tmp_path / name, batch_size=np.int64(4)) for name in ("heads", "effects", "ablation")]
-    il.locate_heads(mini, batch, k=TWO, run=folders[0])
-    json.loads(il.locate_effects(mini, batch, k=TWO, run=folders[1]).to_json())
+    il.locate(mini, batch, k=TWO, run=folders[0])
+    json.loads(il.locate(mini, batch, by="effect", k=TWO, run=folders[1]).to_json())
     ablation = il.ablate_with_controls(mini, batch, ["L5H0"], n_random=TWO, seed=SEED, run=folders[2])
     json.loads(ablation.to_json())
     explained = il.explain(mini, PROMPT, k=THREE, n_ablated=TWO, n_random=THREE, seed=SEED)

@@ -508,9 +508,8 @@ def test_means_over_pairs_are_those_of_their_prompts(family_run, prompts):
     model, batch = run.model, il.tokenize(run.model, prompts, prepend_bos=False)
     shown_outputs = torch.stack([batch.label_tokens[row] for row in batch.label_index])
     contrast = il.head_log_prob_increase(il.capture(model, batch), batch.answer_tokens, against=shown_outputs)
-    best = il.locate_heads(model, batch, k=3)
-    assert_close(best.value, contrast.mean(0).flatten().topk(3).values)
-    lost = il.locate_effects(model, batch).log_odds.mean
+    assert_close(il.locate(model, batch, by="contrast").score.mean.float(), contrast.mean(0))
+    lost = il.locate(model, batch, by="effect").score.mean
     assert_close(lost.float(), il.head_effects(model, batch, against=shown_outputs).log_odds.mean(0))
     vector = il.function_vector(model, heads=[HEAD], reference=batch)
     assert_close(
@@ -568,9 +567,9 @@ def test_circuits_of_pairs_are_tested_edge_by_edge(gpt2, tmp_path):
 
 REFUSE = {
     "two towers": lambda m, p: il.two_towers(m, p),
-    "located towers": lambda m, p: il.locate_towers(m, il.tokenize(m, p.prompts(4))),
-    "compared towers": lambda m, p: il.compare_models(m, m, p.prompts(4), by="towers"),
-    "explained towers": lambda m, p: il.explain(m, p.prompts(1)[0], by="towers"),
+    "located by exchange": lambda m, p: il.locate(m, p.prompts(4), by="exchange"),
+    "compared by exchange": lambda m, p: il.compare_models(m, m, p.prompts(4), by="exchange"),
+    "explained by exchange": lambda m, p: il.explain(m, p.prompts(1)[0], by="exchange"),
     "score parts": lambda m, p: il.mean_score_parts(m, il.tokenize(m, p.prompts(4)), heads=[HEAD]),
     "other query": lambda m, p: p.prompts(1)[0].with_other_query(),
 }

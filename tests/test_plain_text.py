@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
-from icl_lens.locate.locate import mean_head_increases
 from icl_lens.measures.debias import balancing_weights
 from icl_lens.prompts.token_ids import check_no_padding
 
@@ -146,9 +145,9 @@ def test_what_follows_a_capture_works_without_labels(free):
     assert targets.tolist() == FREE["targets"]
     heads = il.head_log_prob_increase(acts, targets)
     assert_close(il.top_heads(acts, targets, k=3).value, heads.mean(0).flatten().topk(3).values)
-    located = il.locate_heads(model, batch, k=3, run=il.Run(batch_size=1))
+    located = il.locate(model, batch, k=3, run=il.Run(batch_size=1))
     assert located.heads == il.top_heads(acts, targets, k=3).heads
-    assert_close(mean_head_increases(model, batch), heads.mean(0))
+    assert_close(located.score.mean.float(), heads.mean(0))
     effects = il.head_effects(model, batch, positions="all")
     plain = last_log_probs(model, batch)[torch.arange(2), targets]
     for head in [il.Head(0, 1), il.Head(2, 3)]:

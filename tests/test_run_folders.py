@@ -36,7 +36,7 @@ def out(finished, tmp_path):
 
 
 def locate(model, prompts, out):
-    return il.locate_heads(model, prompts, k=3, run=il.Run(out, batch_size=2, processes=1))
+    return il.locate(model, prompts, k=3, run=il.Run(out, batch_size=2, processes=1))
 
 
 def assert_same(located, whole):
@@ -81,7 +81,7 @@ def test_what_is_missing_on_a_read_only_disk_is_one_sentence(gpt2, prompts, out,
     faults.assert_refused("cannot write to folder", locate, gpt2, prompts, out)
 
 
-@pytest.mark.parametrize(("version", "sentence"), [(None, "got format 1 of another version"), (3, "got format 3")])
+@pytest.mark.parametrize(("version", "sentence"), [(None, "got format 1 of another version"), (4, "got format 4")])
 def test_folders_of_other_formats_are_refused(gpt2, prompts, out, version, sentence):
     manifest = json.loads((out / "manifest.json").read_text())
     del manifest["format"]

@@ -31,7 +31,7 @@ ALONE = 1
 
 
 def test_no_function_that_takes_a_model_is_forgotten() -> None:
-    assert sweep.takes_a_model() == set(CALLS)
+    assert sweep.takes_a_model() | sweep.OTHER_SCORES == set(CALLS)
 
 
 @pytest.fixture(scope="module")

@@ -30,8 +30,7 @@ from transformers import AutoModelForCausalLM
 
 import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
-from icl_lens.locate.exchanges import EXCHANGES, tower_prompts
-from icl_lens.locate.locate import mean_head_increases
+from icl_lens.measures.exchanges import EXCHANGES, tower_prompts
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 
@@ -541,14 +540,16 @@ def increases(c: Both) -> None:
     against_hf.check_increases(c.acts, c.batch, c.hf, against=(None, c.against, SEVERAL[[0, 2, 1]]))
 
 
-@checks("top_heads", "locate_heads")
+@checks("top_heads", "locate")
 def best_heads(c: Both) -> None:
     mean = c.increases.mean(0).flatten()
     best = mean.topk(5)
-    for top in (il.top_heads(c.acts, k=5, by="increase"), il.locate_heads(c.model, c.batch, k=5, by="increase")):
-        assert_close(top.value, best.values)
-        assert_close(mean[[head.layer * families.N_HEADS + head.head for head in top.heads]], best.values)
-    assert_close(mean_head_increases(c.model, c.batch), mean.unflatten(0, (-1, families.N_HEADS)))
+    located = il.locate(c.model, c.batch, k=5, by="increase")
+    assert_close(located.score.mean.flatten().float(), mean)
+    top = il.top_heads(c.acts, k=5, by="increase")
+    assert_close(top.value, best.values)
+    for heads in (top.heads, located.heads):
+        assert_close(mean[[head.layer * families.N_HEADS + head.head for head in heads]], best.values)
 
 
 @checks("top_subheads")
@@ -859,7 +860,7 @@ def ablated_sets(c: Both) -> None:
         assert_close(ours[:, 1], c.log_probs(zeroed)[:, [FOO, BAR]])
 
 
-@checks("head_effects", "locate_effects")
+@checks("head_effects", "locate.effect")
 def effects(c: Both) -> None:
     layers = sorted(c.clean[0].pattern)
     for where in ("all", "last"):
@@ -872,12 +873,12 @@ def effects(c: Both) -> None:
             effects_by_positions.exact,
             effects_by_positions.positions,
         ) == (by_rows, True, where)
-        mean = il.locate_effects(c.model, c.batch, positions=where, against=c.against).to_frame()
+        mean = il.locate(c.model, c.batch, by="effect", positions=where, against=c.against).to_frame()
         for name, theirs in c.effects[where].items():
             assert_close(getattr(effects_by_positions, name)[:, layers], theirs, msg=f"{name}, {where}")
         for drops in mean.itertuples():
             place = layers.index(drops.layer), drops.head
-            assert_close(drops.effect, c.effects[where]["log_odds"].mean(0)[place])
+            assert_close(drops.score, c.effects[where]["log_odds"].mean(0)[place])
             assert_close(drops.log_prob, c.effects[where]["log_prob"].mean(0)[place])
         estimate = il.head_effects(c.model, c.batch, positions=where, method="gradient").log_prob
         for row, ids in enumerate(c.ids):
@@ -1133,7 +1134,7 @@ def circuit(c: Both) -> None:
             assert_close(edge_of_table.effect, c.drops(edit)["log_odds"].mean(), scale=8.0, msg=edge_of_table.edge)
 
 
-@checks("two_towers", "locate_towers")
+@checks("two_towers", "locate.exchange")
 def towers(c: Both) -> None:
     """What the last position reads comes from other prompts: its query, and keys and values at
     labels.
@@ -1314,7 +1315,8 @@ def generated(c: Both) -> None:
 
 
 def test_no_function_that_takes_a_model_is_forgotten() -> None:
-    assert sweep.takes_a_model() == set().union(*(names for names, _ in CHECKS.values()))
+    checked = set().union(*(names for names, _ in CHECKS.values()))
+    assert checked == sweep.takes_a_model() | sweep.OTHER_SCORES
 
 
 IN_TURN = ("gpt2", "gemma2", "llama_gqa", "bloom", "gptj", "qwen3")

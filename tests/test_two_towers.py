@@ -28,7 +28,7 @@ from icl_lens.engine import donor_passes, prefix_cache
 from icl_lens.engine.donor_passes import Prefixes, record
 from icl_lens.engine.restart import ReadAmong
 from icl_lens.engine.score import score_sets
-from icl_lens.locate.exchanges import EXCHANGES, exchange_scores, tower_prompts
+from icl_lens.measures.exchanges import EXCHANGES, exchange_scores, tower_prompts
 from icl_lens.models.view import ModelView
 from icl_lens.prompts import donors
 
@@ -592,7 +592,7 @@ def test_heads_are_found_by_the_score_that_is_named(icl_mini):
     towers = il.two_towers(icl_mini, "sentiment-number", k=3, by="contrast", n=8, n_random=3)
     drawn = il.load_task("sentiment-number", n=n_drawn(8))
     scanned, _ = scanned_and_tested(drawn, 8)
-    assert list(towers.heads) == il.locate_heads(icl_mini, scanned, k=3).heads
+    assert list(towers.heads) == il.locate(icl_mini, scanned, k=3).heads
     assert towers.scan is None
     assert towers.scan_note == f"The heads have the largest mean contrast on {len(scanned)} prompts other than these."
     with pytest.raises(il.InputError, match="by must be 'towers', its default, if heads are passed"):

@@ -59,7 +59,7 @@ REST = {
 READ_WEIGHTS = [
     *("capture", "whole_label_log_probs", "layer_log_prob_increase", "head_log_prob_increase", "top_subheads"),
     *("neuron_log_prob_increase", "Activations.label_values", "Activations.label_keys", "Activations.last_query"),
-    *("locate_heads", "head_effects", "ablate_heads"),
+    *("locate", "head_effects", "ablate_heads"),
 ]
 """A call for each part of the package that reads a model's weights."""
 

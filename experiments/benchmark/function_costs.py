@@ -170,7 +170,7 @@ CALLS: dict[str, Callable[[Case], Any]] = {
     ),
     "explain": lambda c: il.explain(c.model, c.prompts[0]),
     "explain, effect": lambda c: il.explain(c.model, c.prompts[0], by="effect"),
-    "explain, towers": lambda c: il.explain(c.model, c.prompts[0], by="towers"),
+    "explain, exchange": lambda c: il.explain(c.model, c.prompts[0], by="exchange"),
     "explain, text": lambda c: il.explain(
         c.model, il.Text(c.batch.texts[0], answer=" foo", against=" bar")
     ),
@@ -215,14 +215,14 @@ CALLS: dict[str, Callable[[Case], Any]] = {
     "AddVector": lambda c: c.scored_in(
         il.AddVector(torch.ones(len(c.batch), c.model.cfg.d_model), c.reader.layer)
     ),
-    "locate_heads": lambda c: il.locate_heads(c.model, c.four),
-    "locate_effects": lambda c: il.locate_effects(c.model, c.four),
+    "locate": lambda c: il.locate(c.model, c.four, with_effects=False),
+    "locate, effect": lambda c: il.locate(c.model, c.four, by="effect"),
     "mean_score_parts": lambda c: il.mean_score_parts(c.model, c.four, [c.reader]),
     "locate_circuit": lambda c: il.locate_circuit(
         c.model, c.batch, c.other, [c.reader], n_edges=3, n_random=3
     ),
     "two_towers": lambda c: il.two_towers(c.model, c.prompts, c.heads[:2], n_random=3),
-    "locate_towers": lambda c: il.locate_towers(c.model, c.four),
+    "locate, exchange": lambda c: il.locate(c.model, c.four, by="exchange"),
 }
 """Name → a call; what follows a comma tells calls of one function apart."""
 
@@ -233,9 +233,11 @@ N_PROMPTS = {
     "task_check": 20,
 }
 N_PROMPTS |= dict.fromkeys(
-    ("locate_heads", "locate_effects", "mean_score_parts", "locate_circuit"), 4
+    ("locate, increase", "locate, effect", "mean_score_parts", "locate_circuit"), 4
 )
-N_PROMPTS |= dict.fromkeys(("two_towers", "locate_towers", "repeated_token_scores", "tokenize"), 4)
+N_PROMPTS |= dict.fromkeys(
+    ("two_towers", "locate, exchange", "repeated_token_scores", "tokenize"), 4
+)
 
 
 def n_prompts(name: str) -> int:

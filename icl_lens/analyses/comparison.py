@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
+from typing import ClassVar
 
 import pandas as pd
 
@@ -35,6 +36,7 @@ class Comparison(Result):
         ['name', 'change', 'a', 'b', 'layer', 'head', 'increase_a', 'increase_b', 'increase_change']
     """
 
+    version: ClassVar[int] = 2
     a: Explanation
     b: Explanation
 

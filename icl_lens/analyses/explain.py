@@ -67,8 +67,8 @@ def explain(
 
     `by` selects the score that ranks heads: "contrast" (default), "increase" (default if there is
     nothing to compare with), "effect", the drop in these log-odds, or else in log p(answer), if the
-    head is zeroed at the last position, or "towers", the log-odds that the answer loses against all
-    other labels if the head's query there, and nothing else, is that of the same demonstrations
+    head is zeroed at the last position, or "exchange", the log-odds that the answer loses against
+    all other labels if the head's query there, and nothing else, is that of the same demonstrations
     with a query of the other class: the text of a demonstration that has the next label
     (`two_towers`, `AllHeadsReport.other_query`).
 
@@ -188,7 +188,7 @@ def _explained(
 def _head_scores(
     scored: ScoredPrompt, by: Score
 ) -> tuple[dict[Score, Float[Tensor, "layer head"]], str]:
-    """Return the scores of all heads, and the query of the other class for "towers"."""
+    """Return the scores of all heads, and the query of the other class for "exchange"."""
     acts, targets, options = scored.acts, scored.targets, scored.readout_options
     head_scores: dict[Score, Tensor] = {
         "increase": head_log_prob_increase(acts, targets, **options)[0]
@@ -200,8 +200,8 @@ def _head_scores(
         effects = head_effects(scored.model, acts.batch, targets, against=scored.against)
         head_scores["effect"] = (effects.log_odds if scored.others else effects.log_prob)[0]
     other_query = ""
-    if by == "towers":
-        head_scores["towers"], other_query = sections.query_exchanges(scored)
+    if by == "exchange":
+        head_scores["exchange"], other_query = sections.query_exchanges(scored)
     return head_scores, other_query
 
 

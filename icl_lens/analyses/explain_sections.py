@@ -40,9 +40,9 @@ from icl_lens.engine.prefix_cache import PrefixCache, PrefixCacheUnsupported
 from icl_lens.engine.score import score_sets
 from icl_lens.errors import InputError, check_at_least, short_repr
 from icl_lens.head_scores import SCORES, Score, score_of_parts
-from icl_lens.locate.exchanges import SINGLE, single_exchanges, tower_prompts
 from icl_lens.measures.controlled_ablation import random_head_sets
 from icl_lens.measures.demonstration_effects import effects_of_demonstrations
+from icl_lens.measures.exchanges import SINGLE, single_exchanges, tower_prompts
 from icl_lens.models.head import Head
 from icl_lens.models.readout import Readout
 from icl_lens.prompts.batch import PromptBatch, with_answers
@@ -415,12 +415,12 @@ def query_exchanges(scored: ScoredPrompt) -> tuple[Float[Tensor, "layer head"], 
     if scored.scores_tokens:
         raise InputError(
             "by must be 'increase', 'contrast' or 'effect' for text without demonstrations, got "
-            "'towers', which exchanges a demonstrated class for another; pass a prompt with "
+            "'exchange', which exchanges a demonstrated class for another; pass a prompt with "
             "demonstrations"
         )
     if len(scored.others) < int(batch.label_mask[0].sum()) - 1:
         raise InputError(
-            f"against must be all other labels with by='towers', got "
+            f"against must be all other labels with by='exchange', got "
             f"{short_repr(list(scored.options.against or ()))}; omit it"
         )
     target = torch.tensor([scored.target], device=batch.answer.device)

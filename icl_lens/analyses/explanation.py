@@ -60,7 +60,7 @@ class Explanation(Result):
         ['name', 'contrast', 'increase', 'layer', 'head']
     """
 
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
 
     model: str
     """The displayed name; `settings.source` is the argument that reloads the model."""
@@ -266,7 +266,7 @@ class Explanation(Result):
     @property
     def score_name(self) -> str:
         """The name of the score that ranks heads, in a sentence."""
-        return "towers score" if self.settings.by == "towers" else self.settings.by
+        return "exchange score" if self.settings.by == "exchange" else self.settings.by
 
     @property
     def part_score(self) -> DirectScore:
@@ -378,10 +378,10 @@ class Explanation(Result):
         return edits_note(self.edits)
 
     @property
-    def towers_note(self) -> str:
-        """A sentence on what `all_heads.towers` are."""
+    def exchange_note(self) -> str:
+        """A sentence on what `all_heads.exchange` are."""
         return (
-            f"Towers: log-odds that {self.target} loses against all other labels if the head's "
+            f"Exchange: log-odds that {self.target} loses against all other labels if the head's "
             "query at the last position, and nothing else, is that of the same demonstrations with "
             f"the query {self.all_heads.other_query!r}."
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -15,8 +15,8 @@ from icl_lens.attribution.increases import head_log_prob_increase
 from icl_lens.errors import InputError
 from icl_lens.head_scores import DIRECT_SCORES, SCORES, Score, choose_score
 from icl_lens.intervals import bootstrap_interval, mean_intervals
-from icl_lens.locate.exchanges import SINGLE, single_exchanges, tower_prompts
 from icl_lens.measures.effects import head_effects
+from icl_lens.measures.exchanges import SINGLE, single_exchanges, tower_prompts
 from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.head import Head
@@ -45,7 +45,7 @@ class ModelComparison(Result):
     `a` and `b` hold one value per prompt for "accuracy" (0 or 1, among the labels; see
     `compare_models`), "log p" of the answer and its "log-odds" against the other labels (nats), and
     [prompt layer head] for the heads' "contrast", "increase" and, if heads are ranked by it,
-    "effect" or "towers" (nats). Intervals are paired 95% bootstrap intervals over `queries`,
+    "effect" or "exchange" (nats). Intervals are paired 95% bootstrap intervals over `queries`,
     because prompts with the same query are not independent; they are NaN for a single query.
 
     Example:
@@ -54,6 +54,7 @@ class ModelComparison(Result):
         ['measure', 'a', 'b', 'change', 'low', 'high']
     """
 
+    version: ClassVar[int] = 2
     models: tuple[str, str]
     by: Score
     a: Mapping[str, np.ndarray]
@@ -251,14 +252,14 @@ def compare_models(
     demonstration shows it, the most probable token of the vocabulary, log p(answer), and log
     p(answer) − log Σ p(other labels). The scores of each head are its contrast, its increase and,
     with `by="effect"`, the log-odds that the answer loses if the head is zeroed at the last
-    position, or, with `by="towers"`, those that it loses if the head's query there is exchanged
-    (`locate_towers`). `by` selects the score whose mean change ranks heads, by default the
+    position, or, with `by="exchange"`, those that it loses if the head's query there is exchanged
+    (`il.locate`). `by` selects the score whose mean change ranks heads, by default the
     contrast. Intervals resample queries, because prompts with the same query are not independent.
     `template` and `prepend_bos` are those of `tokenize`. `run` says how the prompts run (see
     `Run`); the chunks of each model are in a folder of its own, "a" and "b".
 
     Raise InputError for fewer than two prompts, prompts without an answer, or an unknown `by`; with
-    `by="towers"`, also for prompts that do not demonstrate their answer and another label.
+    `by="exchange"`, also for prompts that do not demonstrate their answer and another label.
 
     Example:
         >>> prompts = il.load_task("sentiment-number", n=4)
@@ -284,7 +285,7 @@ def compare_models(
     sides = []
     for side, model in zip("ab", (a, b), strict=True):
         batch = tokenize(model, prompts, template=template or Template(), **tokenizing)
-        exchanged = tower_prompts(model, batch, own_texts=False) if by == "towers" else None
+        exchanged = tower_prompts(model, batch, own_texts=False) if by == "exchange" else None
 
         def compute(
             numbers: list[int], model=model, batch=batch, exchanged=exchanged
@@ -306,7 +307,7 @@ def compare_models(
                 measured["effect"] = head_effects(model, rows).log_odds
             if exchanged is not None:
                 lost, _ = single_exchanges(acts.view, exchanged.select(numbers), SINGLE[:1])
-                measured["towers"] = lost[:, 0]
+                measured["exchange"] = lost[:, 0]
             return {name: scores_of_rows.double() for name, scores_of_rows in measured.items()}
 
         plan = plan_in_order(batch, run, n_tokens=CAPTURE_TOKENS)

@@ -71,13 +71,14 @@ class HeadReport:
     label log-probabilities (nats) with only this head zeroed at the last position. `contrast` and
     `position_contrasts` (if the target is compared with other tokens) are the head's contributions
     to the log-odds of the target against those tokens. `effect` (with `by="effect"`) is what these
-    log-odds, or log p(target) if nothing is compared, lose by that; `towers` (with `by="towers"`)
-    is what the log-odds lose if the head's query there is that of the same demonstrations with
-    `AllHeadsReport.other_query`. For plain text, words and ranks refer to `positions`, the tokens
-    that the head attends to most; ranks are those of the tokens themselves, and there are no key
-    words. `similarity` holds position-free attention scores (`label_similarity`), with one row per
-    prediction position and one for the last token, and one column per label; it is empty for plain
-    text and for models that do not expose their rotary angles.
+    log-odds, or log p(target) if nothing is compared, lose by that; `exchange` (with
+    `by="exchange"`) is what the log-odds lose if the head's query there is that of the same
+    demonstrations with `AllHeadsReport.other_query`. For plain text, words and ranks refer to
+    `positions`, the tokens that the head attends to most; ranks are those of the tokens themselves,
+    and there are no key words. `similarity` holds position-free attention scores
+    (`label_similarity`), with one row per prediction position and one for the last token, and one
+    column per label; it is empty for plain text and for models that do not expose their rotary
+    angles.
     """
 
     head: Head
@@ -101,7 +102,7 @@ class HeadReport:
     key_standouts: tuple[float, ...] = ()
     query_standout: float | None = None
     effect: float | None = None
-    towers: float | None = None
+    exchange: float | None = None
     why: AttentionReasons | None = None
     """Why the head attends to the target's labels rather than the others.
 
@@ -286,10 +287,10 @@ class AllHeadsReport:
     contrast: Grid
     """Empty if the target is compared with nothing."""
     effect: Grid
-    """Empty, as `towers` is, unless heads are ranked by it."""
-    towers: Grid
+    """Empty, as `exchange` is, unless heads are ranked by it."""
+    exchange: Grid
     other_query: str
-    """The query of the other class whose prompt `towers` takes queries from."""
+    """The query of the other class whose prompt `exchange` takes queries from."""
     attention: tuple[Grid, ...]
     """[layer][head][key]: attention to all tokens of each demonstration's label or, in plain text,
     to `positions`.

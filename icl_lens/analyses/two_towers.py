@@ -14,7 +14,8 @@ from icl_lens.engine.edit_checks import checked_heads
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers
 from icl_lens.head_scores import SCORES, Score
 from icl_lens.intervals import MIN_RANDOM_SETS
-from icl_lens.locate.exchanges import (
+from icl_lens.measures.controlled_ablation import random_head_sets
+from icl_lens.measures.exchanges import (
     EXCHANGES,
     N_SCANNED,
     Exchange,
@@ -23,9 +24,7 @@ from icl_lens.locate.exchanges import (
     n_exchanged,
     tower_prompts,
 )
-from icl_lens.locate.locate import top_heads_by
-from icl_lens.locate.mean_exchanges import locate_towers
-from icl_lens.measures.controlled_ablation import random_head_sets
+from icl_lens.measures.locate import locate
 from icl_lens.metrics import is_correct
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head
@@ -41,6 +40,10 @@ from icl_lens.runs.run import Run, as_run
 from icl_lens.runs.stream import plan_in_order, start
 
 N_PROMPTS, N_HEADS, N_RANDOM_SETS = 60, 12, 20
+SCAN_TABLE = (
+    *("head", "query", "low", "high", "selected", "keys", "values"),
+    *("rank", "layer", "index"),
+)
 
 
 def two_towers(
@@ -49,7 +52,7 @@ def two_towers(
     heads: Sequence[AnyHead] | None = None,
     *,
     k: int = N_HEADS,
-    by: Score = "towers",
+    by: Score = "exchange",
     scan_prompts: Sequence[Prompt] | None = None,
     n: int | None = None,
     demonstrations: int = 2,
@@ -94,7 +97,7 @@ def two_towers(
     texts that prompts share, or a demonstration of the prompt is the query.
 
     Without `heads`, the `k` heads with the largest effect of exchanging their query alone are found
-    by a scan of all heads (`locate_towers`) on `scan_prompts`, by default 12 prompts of the task
+    by a scan of all heads (`il.locate`) on `scan_prompts`, by default 12 prompts of the task
     with other queries, or those of half of your queries (`TwoTowers.scan`). The default of `k` is
     the paper's number of located heads. With another score as `by`, they are the heads with the
     largest mean contrast, increase or effect on these prompts, without a scan.
@@ -141,9 +144,9 @@ def two_towers(
     scan = None
     check_choice("by", by, SCORES)
     n_scanned = len(scanned) if heads is None else 0
-    if heads is not None and by != "towers":
+    if heads is not None and by != "exchange":
         raise InputError(
-            f"by must be 'towers', its default, if heads are passed, got {by!r}; pass one of them"
+            f"by must be 'exchange', its default, if heads are passed, got {by!r}; pass one of them"
         )
     if heads is None:
         if not 1 <= k <= len(view.heads()):
@@ -167,12 +170,12 @@ def two_towers(
 def _best_heads(
     view: ModelView, batch: PromptBatch, k: int, by: Score, run: Run
 ) -> tuple[list[Head], pd.DataFrame | None]:
-    """Return the k heads with the largest score, and the scan of all heads for `by="towers"`."""
-    if by != "towers":
-        return top_heads_by(view.model, batch, k, by=by, run=run), None
-    scan = locate_towers(view.model, batch, k=k, run=run).to_frame()
-    scan = scan.rename(columns={"head": "index", "name": "head"})
-    return [view.check_head(name) for name in scan["head"][:k]], scan
+    """Return the k heads with the largest score, and the scan of all heads for `by="exchange"`."""
+    located = locate(view.model, batch, by=by, k=k, with_effects=False, run=run)
+    if by != "exchange":
+        return located.heads, None
+    scan = located.to_frame().rename(columns={"head": "index", "name": "head", "score": "query"})
+    return located.heads, scan.reindex(columns=list(SCAN_TABLE))
 
 
 def exchange_heads(

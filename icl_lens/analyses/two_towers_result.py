@@ -110,7 +110,7 @@ class TwoTowers(Result):
     """Mean effects (nats) of exchanging single heads, on other prompts; None if heads were given.
 
     Columns: head, query, low, high, selected, keys, values, rank, layer, index. See
-    `MeanExchanges.to_frame`; the list of heads is `heads`.
+    `LocatedHeads.to_frame`; the list of heads is `heads`.
     """
     n_scanned: int
     """Number of prompts on which the heads were found; 0 if they were given."""
@@ -122,7 +122,7 @@ class TwoTowers(Result):
     """Why full forward passes were used instead of the prefix cache; empty if it was used."""
     edits: tuple[str, ...] = ()
     """What edited the model: edits of open `with` blocks, and hooks. Empty for the plain model."""
-    by: Score = "towers"
+    by: Score = "exchange"
     """The score by which the heads were found."""
 
     @property

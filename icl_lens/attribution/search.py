@@ -19,6 +19,7 @@ are the exact values, and no search is needed. Source: docs/howto/numbers.md.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -48,17 +49,13 @@ from icl_lens.models.active_edits import edits_suffix
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.result.base import Result
-from icl_lens.result.head_findings import list_finding
 from icl_lens.result.number_format import signed
 from icl_lens.result.tables import (
     SHOWN_ROWS,
     columns_first,
-    format_share,
     head_name,
-    interval_texts,
     long_frame,
     plural_prompts,
-    selected_note,
 )
 from icl_lens.result.view import View, table_view
 
@@ -142,9 +139,7 @@ class TopHeads(Result):
     nats.
 
     `n_exact` of `n_parts` heads are evaluated exactly on every prompt; every other head's mean
-    bound is at most `unevaluated_bound`. `certified` is as in `TopSubheads`. `share_evaluated` is
-    the share, 0 to 1, of (head, row) pairs that are evaluated exactly, with those of heads that are
-    evaluated on only some rows.
+    bound is at most `unevaluated_bound`. `certified` is as in `TopSubheads`.
 
     Example:
         >>> best = il.top_heads(acts, k=3, by="increase")
@@ -152,6 +147,7 @@ class TopHeads(Result):
         True
     """
 
+    version: ClassVar[int] = 2
     value: Float[Tensor, " k"]
     layer: Int[Tensor, " k"]
     head: Int[Tensor, " k"]
@@ -159,25 +155,11 @@ class TopHeads(Result):
     n_parts: int
     unevaluated_bound: float
     certified: bool
-    share_evaluated: float
     n_prompts: int
     by: DirectScore = "contrast"
     """What the values are."""
     edits: tuple[str, ...] = ()
-    """What edited the model while `locate_heads` ran it: open `with` blocks, and other hooks."""
-    low: Float[Tensor, " k"] | None = None
-    """Ends of the values' 95% intervals over queries; only from `locate_heads` on prompts with
-    several queries.
-    """
-    high: Float[Tensor, " k"] | None = None
-    selected: Float[Tensor, " k"] | None = None
-    """Share of draws of queries, 0 to 1, in which each head is among the first k; present if `low`
-    is.
-
-    Heads are ranked among the `n_exact` that are evaluated on every prompt. The others' means are
-    below the k-th, but not by resampled queries, so `selected` may be slightly too large if
-    `n_exact` is less than `n_parts`.
-    """
+    """What edited the model when it was captured: open `with` blocks, and other hooks."""
 
     @property
     def heads(self) -> list[Head]:
@@ -189,46 +171,26 @@ class TopHeads(Result):
     def to_frame(self) -> pd.DataFrame:
         """Return one row per head, largest first: name, value (mean over prompts, nats), rank,
         layer and head.
-
-        With intervals, also low, high and selected after the value.
         """
-        table = pd.DataFrame(
+        return pd.DataFrame(
             {
+                "name": [str(head) for head in self.heads],
+                "value": self.value.cpu().numpy(),
                 "rank": range(1, len(self.value) + 1),
                 "layer": self.layer.cpu().numpy(),
                 "head": self.head.cpu().numpy(),
-                "name": [str(head) for head in self.heads],
-                "value": self.value.cpu().numpy(),
             }
         )
-        for name in ("low", "high", "selected"):
-            if (values := getattr(self, name)) is not None:
-                table[name] = values.cpu().numpy()
-        return columns_first(table, "name", "value", "low", "high", "selected")
 
     def to_view(self) -> View:
         """Return the title and the table that `print` shows."""
         frame = self.to_frame().head(SHOWN_ROWS)
         columns = {"rank": frame["rank"].tolist(), "head": frame["name"].tolist()}
         columns[f"mean {self.by}"] = [signed(value) for value in frame["value"]]
-        if "low" in frame:
-            columns["95% interval"] = interval_texts(frame)
         summary = f"{self.n_exact} of {self.n_parts} heads evaluated, {_certainty(self.certified)}"
         summary += edits_suffix(self.edits)
-        if "selected" in frame:
-            columns["selected"] = list(map(format_share, frame["selected"]))
-            summary += f"; {selected_note(len(self.value), self.n_parts)}"
         title = f"Heads by {self.by} over {plural_prompts(self.n_prompts)}, nats: {summary}"
-        return table_view(title, columns, len(self.value), finding=self.finding)
-
-    @property
-    def finding(self) -> str:
-        """How many of the heads have a mean whose interval is above zero; empty without
-        intervals.
-        """
-        if self.low is None:
-            return ""
-        return list_finding(self.to_frame(), len(self.value), self.by, n_heads=self.n_parts)
+        return table_view(title, columns, len(self.value))
 
 
 def _certainty(certified: bool) -> str:
@@ -562,7 +524,6 @@ class HeadMeans:
             n_parts=len(self.increase_sums),
             unevaluated_bound=float(unevaluated.max()) if len(unevaluated) else -float("inf"),
             certified=self.bounded,
-            share_evaluated=int(self.n_exact.sum()) / (self.n_rows * len(self.n_exact)),
             n_prompts=n_prompts,
             by=self.by,
         )

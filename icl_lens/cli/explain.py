@@ -199,7 +199,7 @@ def _explain_task(
     """Print why heads attend to true labels on average over a task's prompts, and write the
     files.
     """
-    from icl_lens.locate.mean_score_parts import mean_score_parts
+    from icl_lens.measures.mean_score_parts import mean_score_parts
     from icl_lens.models.view import ModelView
 
     reject_options(

@@ -635,7 +635,7 @@ class HeadChoice:
         """Return the heads named by the options or located on the prompts, and how they were
         chosen.
         """
-        from icl_lens.locate.locate import top_heads_by
+        from icl_lens.measures.locate import locate, with_predicted_answers
         from icl_lens.models.view import ModelView
         from icl_lens.runs.run import Run
 
@@ -650,9 +650,9 @@ class HeadChoice:
             return [ModelView.of(model).check_head(name) for name in names], "selected"
         by = choose_score(by, SCORES, comparable=prompts.has_several_labels)
         with progress() as report:
-            return top_heads_by(
-                model, prompts, self.k or 6, by=by, run=Run(progress=report)
-            ), f"located by {by}"
+            answered = with_predicted_answers(model, prompts)
+            located = locate(model, answered, by=by, k=self.k or 6, run=Run(progress=report))
+        return located.heads, f"located by {by}"
 
 
 @dataclass(frozen=True, kw_only=True)

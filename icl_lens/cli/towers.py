@@ -53,7 +53,7 @@ class TowerHeads(HeadChoice):
     k: Annotated[
         int | None, Option("--top", "-k", min=1, help="Number of heads to find.", show_default="12")
     ] = None
-    by: Annotated[Score | None, Option(help="Score that finds heads.", show_default="towers")] = (
+    by: Annotated[Score | None, Option(help="Score that finds heads.", show_default="exchange")] = (
         None
     )
     random_sets: Annotated[
@@ -104,7 +104,7 @@ def towers(
             tested,
             tower_heads,
             k=heads.k or N_HEADS,
-            by=heads.by or "towers",
+            by=heads.by or "exchange",
             scan_prompts=scanned,
             n_random=heads.random_sets,
             seed=seed,

@@ -72,7 +72,7 @@ class SceneCode:
 
     def all_heads(self) -> list[str]:
         """Return the lines that compute the map of all heads."""
-        if self.state.by != "towers":
+        if self.state.by != "exchange":
             return [MAPS[self.state.by]]
         source = prompt_call(self.scene.source("query"), known=self.scene.prompt)
         return [
@@ -85,7 +85,7 @@ class SceneCode:
             '    patches.append([il.Patch([head], source, activation="q", positions="last")])',
             "exchanged = il.score(model, batch, [[], *patches])[0]",
             *self._log_odds("exchanged"),
-            "towers = (log_odds[0] - log_odds[1:]).unflatten(0, (n_layers, n_heads))",
+            "exchange = (log_odds[0] - log_odds[1:]).unflatten(0, (n_layers, n_heads))",
         ]
 
     def change(self) -> list[str]:

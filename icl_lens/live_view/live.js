@@ -2,12 +2,12 @@
 // a panel carries the ids of its text and, if it depends on them, of the chosen heads.
 
 const CHANGES = { removed: "removed", query: "query exchanged", keys: "keys exchanged", values: "values exchanged" };
-const MAPS = { contrast: "contrast", increase: "increase", effect: "effect", towers: "query exchanged" };
+const MAPS = { contrast: "contrast", increase: "increase", effect: "effect", exchange: "query exchanged" };
 const MEANING = {
   contrast: "Who writes the answer: what a head adds to log p(answer) − log p(other labels). Others may make up for it; see effect.",
   increase: "Who writes the answer or all labels: what a head adds to log p(answer).",
   effect: "Who is needed: what the answer’s log-odds lose if the head is removed at the last position.",
-  towers: "Who compares the query: what the answer’s log-odds lose if the head’s query is that of another text.",
+  exchange: "Who compares the query: what the answer’s log-odds lose if the head’s query is that of another text.",
 };
 const SOURCES = { query: "Queries are those of", keys: "Texts exchanged; keys are those of", values: "Labels exchanged; values are those of" };
 const WAYS = { hidden: "not seen by the last token", keys: "its attention goes elsewhere, its values are read", values: "its values are not read" };
@@ -180,7 +180,7 @@ export default {
     }
     function choose(index) {
       const head = name(index), heads = state().heads;
-      const change = state().by === "towers" && !heads.length ? { change: "query" } : {}; // what the map shows
+      const change = state().by === "exchange" && !heads.length ? { change: "query" } : {}; // what the map shows
       pick({ heads: heads.includes(head) ? heads.filter((one) => one !== head) : [...heads, head], ...change });
     }
     function aim(index) {
@@ -327,7 +327,7 @@ export default {
       const reach = values ? Math.max(...values.map(Math.abs), 1e-9) : 1;
       const missing = found && found.left_out ? found.left_out
         : by === "contrast" && panel("heads") && !found[by] ? "There is no other label to compare the answer with." : "";
-      meaning.textContent = missing || MEANING[by] + (by === "towers" && values ? ` Other query: ${found.other_query}.` : "") +
+      meaning.textContent = missing || MEANING[by] + (by === "exchange" && values ? ` Other query: ${found.other_query}.` : "") +
         (values ? ` Blue is above zero, full color ${reach.toFixed(2)} nats; outlined: the ${top.size} highest.` : "");
       buttons.forEach((button, index) => {
         const value = values ? values[index] : null;
@@ -416,7 +416,7 @@ export default {
 
     function drawStatus() {
       const found = panel("status");
-      const total = 4 + 2 * Number(state().heads.length > 0) + Number(state().by === "towers");
+      const total = 4 + 2 * Number(state().heads.length > 0) + Number(state().by === "exchange");
       const done = found ? found.done : 0;
       progress.max = total;
       progress.value = done;

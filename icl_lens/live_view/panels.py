@@ -204,8 +204,8 @@ def compute(
         ("demonstrations", "demonstrations", lambda: demonstrations(scene)),
         ("effect", "effect", lambda: effects(scene)),
     ]
-    if state.by == "towers":
-        steps.append(("towers", "towers", lambda: query_exchanges(scene)))
+    if state.by == "exchange":
+        steps.append(("exchange", "exchange", lambda: query_exchanges(scene)))
     for name, key, step in steps:
         if key not in scene.panels:
             starts(name)
@@ -390,7 +390,7 @@ def query_exchanges(scene: Scene) -> Panel:
     log_probs = score(scene.model, scene.batch, [[], *([make([head])] for head in heads)])[0]
     before, *after = scene.outcomes(log_probs)
     lost = before - torch.tensor(after, dtype=torch.float64)
-    panel = head_map("towers", lost.unflatten(0, (scene.view.n_layers, scene.view.n_heads)))
+    panel = head_map("exchange", lost.unflatten(0, (scene.view.n_layers, scene.view.n_heads)))
     return panel | {"other_query": scene.source("query").query}
 
 

@@ -31,7 +31,7 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.report.html.templating import asset
 
-PANELS = ("answer", "heads", "change", "attention", "demonstrations", "effect", "towers", "code")
+PANELS = ("answer", "heads", "change", "attention", "demonstrations", "effect", "exchange", "code")
 OF_CHOICE = ("change", "attention", "code")
 """Panels that depend on the chosen heads as well as on the text."""
 WORDS = {
@@ -41,7 +41,7 @@ WORDS = {
     "attention": "attention",
     "demonstrations": "demonstrations",
     "effect": "effects of all heads",
-    "towers": "exchanged queries of all heads",
+    "exchange": "exchanged queries of all heads",
 }
 N_SCENES = 4
 """Prompts whose panels are kept, for going back to them."""

@@ -549,7 +549,7 @@ def ablate_with_controls(
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
-        >>> found = il.ablate_with_controls(model, many, il.locate_heads(model, many, k=2).heads, n_random=3)
+        >>> found = il.ablate_with_controls(model, many, il.locate(model, many, k=2).heads, n_random=3)
         >>> found.interval("no ablation", "accuracy").value > found.chance
         True
     """

@@ -215,6 +215,10 @@ def outcome_tokens(
     return targets, None if others is None else others.to(targets.device)
 
 
+OUTCOMES_OF_ANSWER: tuple[Outcome, ...] = ("log_prob", "log_odds")
+"""The order of `answer_outcomes`."""
+
+
 def answer_outcomes(
     log_probs: Float[Tensor, "row d_vocab"],
     targets: Int[Tensor, " batch"],

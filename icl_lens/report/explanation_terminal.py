@@ -149,7 +149,7 @@ def _heads(explanation: Explanation) -> RenderableType:
     names = {place: explanation.key_name(place) for place in explanation.input.label_positions}
     width = sum(len(name) + 5 for name in names.values())
     has_column_each = bool(names) and width <= ATTENTION_WIDTH
-    measured = [by for by in ("effect", "towers") if explanation.all_heads.by(by)]
+    measured = [by for by in ("effect", "exchange") if explanation.all_heads.by(by)]
     columns: list[str | Text] = ["head", *_contrast_column(explanation), "increase"]
     columns += measured or [explanation.lost_name.replace(" lost", "\nlost")]
     left = (0,) if has_column_each else (0, len(columns))
@@ -183,8 +183,8 @@ def _heads_notes(explanation: Explanation, *, has_losses: bool) -> list[Text]:
             f"{explanation.lost_name}: {measure} lost with this head alone zeroed at the "
             "last position; positive: the head was needed"
         )
-    if explanation.all_heads.towers:
-        notes.append(explanation.towers_note)
+    if explanation.all_heads.exchange:
+        notes.append(explanation.exchange_note)
     texts = [Text(note, QUIET) for note in notes]
     if explanation.scores.compared_with:
         texts.append(Text(explanation.verdict))

@@ -72,7 +72,7 @@ _LABELS = {
     "increase": _INCREASE,
     "contrast": "contrast (nats)",
     "effect": "effect of zeroing (nats)",
-    "towers": "effect of exchanging the query (nats)",
+    "exchange": "effect of exchanging the query (nats)",
 }
 
 

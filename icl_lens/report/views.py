@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from icl_lens.analyses.explanation import Explanation
 from icl_lens.analyses.model_comparison import ModelComparison
 from icl_lens.analyses.two_towers_result import TwoTowers
-from icl_lens.locate.circuit import Circuit
+from icl_lens.measures.circuit import Circuit
 from icl_lens.report import explanation_terminal
 from icl_lens.report.html import page as explanation_page
 from icl_lens.report.html import view_page

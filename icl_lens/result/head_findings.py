@@ -22,7 +22,10 @@ JOINT_NOT_MEASURED = (
     "What removing them jointly costs beside random heads is not measured here; "
     "icl-lens ablate (il.ablate_with_controls) measures it."
 )
-NEEDED_INSTEAD = "Heads that the answer needs are found by --by effect (il.locate_effects), which removes each head."
+NEEDED_INSTEAD = (
+    "Heads that the answer needs are found by --by effect (il.locate with by='effect'), "
+    "which removes each head."
+)
 """What to try where no head adds to the answer."""
 MODELS_NOTE = "Heads of two models correspond only if one model was trained from the other."
 

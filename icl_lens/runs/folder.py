@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MANIFEST = "manifest.json"
-# Entry of a configuration with the format of chunks. Format 2 names the chunk and its prompts in
-# the chunk's metadata.
-FORMAT_NAME, FORMAT = "format", 2
+# Entry of a configuration with the format of chunks. Chunks of format 2 name themselves and their
+# prompts in their metadata; those of format 3 have one row per prompt.
+FORMAT_NAME, FORMAT = "format", 3
 # Characters with which a spreadsheet's formulas begin.
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 # Characters of a configuration's value that an error quotes.

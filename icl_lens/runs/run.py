@@ -15,7 +15,7 @@ from icl_lens.runs.progress import Progress
 
 @dataclass(frozen=True)
 class Run:
-    """How a function over many prompts runs: the `run=` of `locate_heads`, `two_towers` and others.
+    """How a function over many prompts runs: the `run=` of `il.locate`, `two_towers` and others.
 
     With a `folder`, each batch of prompts is stored there as a chunk. The same call with the same
     folder resumes an interrupted run: it computes only the missing chunks and returns the same
@@ -25,7 +25,7 @@ class Run:
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
-        >>> il.locate_heads(model, many, k=4, run=il.Run(batch_size=5, processes=1)).n_prompts
+        >>> il.locate(model, many, k=4, run=il.Run(batch_size=5, processes=1)).n_prompts
         20
     """
 

@@ -55,8 +55,8 @@ def plan_batches(view: ModelView, batch: PromptBatch, run: Run | None = None) ->
     """Return the rows of each batch, whose prompts are of similar length.
 
     A batch has `run.batch_size` prompts or, by default, up to `MAX_ROWS` that fit `run.memory`. The
-    first batch covers all lengths instead, and serves to choose candidate heads (see `locate`). The
-    plan depends only on the lengths of prompts, the options, and the model's shape.
+    first batch covers all lengths instead. The plan depends only on the lengths of prompts, the
+    options, and the model's shape.
     """
     run = as_run(run)
 
@@ -104,35 +104,22 @@ class ChunkStream:
     distributed: Distributed
     progress: Progress
 
-    def first(self, compute: Callable[[int], Columns]) -> pa.Table:
-        """Return the first batch's chunk in every process."""
-        n_prompts = sum(map(len, self.plan))
-        first_chunk = None
-        for _, chunk in self.chunks("part", [0], compute, total=n_prompts):
-            first_chunk = chunk
-        return self.distributed.broadcast(first_chunk)
-
     def chunks(
         self,
         kind: str,
         numbers: Sequence[int],
         compute: Callable[[int], Columns],
-        *,
-        done: int = 0,
-        total: int | None = None,
     ) -> Iterator[tuple[int, pa.Table]]:
         """Yield the number and the chunk of these batches, in order, in the main process only.
 
-        `done` is the number of prompts finished before this call, and `total` that at the end of
-        the stage (for the progress display). If one process raises InputError, all do. A corrupt
-        chunk is recomputed, with a warning.
+        If one process raises InputError, all do. A corrupt chunk is recomputed, with a warning.
         """
         broadcast = self.distributed.broadcast
         if not self.distributed.is_main:
             while in_round := broadcast(None):
                 self._compute(in_round, compute)
             return
-        total = done + sum(len(self.plan[number]) for number in numbers) if total is None else total
+        done, total = 0, sum(len(self.plan[number]) for number in numbers)
         self.progress(kind, done, total)
         computed: dict[int, pa.Table] = {}
         for index, number in enumerate(numbers):
@@ -167,25 +154,24 @@ class ChunkStream:
     ) -> dict[str, np.ndarray]:
         """Return arrays with one row per prompt, in the order of the prompts, in every process.
 
-        `compute` gets the rows of a batch.
+        `compute` gets the rows of a batch. A chunk's column `prompt` says which they are.
         """
 
         def columns(number: int) -> Columns:
-            values_by_name = compute(self.plan[number])
-            return {name: _to_column(values) for name, values in values_by_name.items()}
+            rows = self.plan[number]
+            values_by_name = compute(rows)
+            arrow_arrays = {name: _to_column(values) for name, values in values_by_name.items()}
+            return {"prompt": rows} | arrow_arrays
 
-        rows, chunks = list[int](), list[pa.Table]()
-        for number, chunk in self.chunks(kind, range(len(self.plan)), columns):
-            rows += self.plan[number]
-            chunks.append(chunk)
+        chunks = [chunk for _, chunk in self.chunks(kind, range(len(self.plan)), columns)]
 
         def joined() -> dict[str, np.ndarray]:
-            order = np.argsort(rows)
-            arrays = {}
+            arrays: dict[str, np.ndarray] = {}
             for name in chunks[0].column_names:
                 pieces = [_from_column(chunk.column(name)) for chunk in chunks]
-                arrays[name] = np.concatenate(pieces)[order]
-            return arrays
+                arrays[name] = np.concatenate(pieces)
+            order = np.argsort(arrays.pop("prompt"))
+            return {name: values[order] for name, values in arrays.items()}
 
         return self.distributed.run_on_main(joined)
 

@@ -130,7 +130,7 @@ def made(
             increase=increases,
             contrast=(),
             effect=(),
-            towers=(),
+            exchange=(),
             other_query="",
             attention=tuple(
                 tuple(tuple(rows[layer, head][p] for p in positions) for head in range(heads))

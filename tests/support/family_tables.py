@@ -74,7 +74,7 @@ def listed_types() -> set[str]:
 _RECOMPUTING = (
     *("Block", "Reweight", "RemovePosition", "patch_heads", "Patch", "edited", "score", "debias_edits"),
     "two_towers",
-    "locate_towers",
+    "locate.exchange",
 )
 PARTLY_REFUSED: dict[str, dict[str, str]] = {
     **{name: {"hunyuan": "recomputed attention differs"} for name in _RECOMPUTING},

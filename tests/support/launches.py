@@ -13,6 +13,8 @@ from pathlib import Path
 import pandas as pd
 from tolerance import tolerance
 
+from icl_lens.prompts.tasks import load_task
+
 ROOT = Path(__file__).parent.parent.parent
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "PORT"]
 ACCELERATE = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
@@ -75,6 +77,18 @@ def undisturbed(main, arguments, out):
 def contents(out):
     """Return {path: bytes} of every file under a folder, except locks."""
     return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if _kept(path)}
+
+
+def restore(files, out):
+    """Write the files of `contents` into a folder."""
+    for name, data in files.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_bytes(data)
+
+
+def locating_half(task, words, n):
+    """Return the prompts on which the command locates heads: those that are not held out."""
+    return load_task(task, n=4 * n, path=words)[:n]  # too few queries for two halves
 
 
 def stamps(out, pattern):

@@ -368,8 +368,7 @@ def _controlled(case: Case) -> Any:
 
 
 def _located(case: Case, **options: Any) -> Any:
-    top = il.locate_heads(case.model, case.batch, k=12, by="increase", **options)
-    return [top.value, [tuple(head) for head in top.heads]]
+    return il.locate(case.model, case.batch, by="increase", **options).score.mean
 
 
 def _mean_parts(case: Case, **options: Any) -> Any:
@@ -385,13 +384,15 @@ def _circuit(case: Case, **options: Any) -> Any:
 
 
 def _mean_effects(case: Case, **options: Any) -> Any:
-    frame = il.locate_effects(case.model, case.batch, against=case.against, positions="all", **options).to_frame()
-    return frame.sort_values(["layer", "head"])[["effect", "log_prob"]]
+    options = {"against": case.against, "positions": "all"} | options
+    frame = il.locate(case.model, case.batch, by="effect", **options).to_frame()
+    return frame.sort_values(["layer", "head"])[["score", "log_prob"]]
 
 
 def located_towers(case: Case, **options: Any) -> pd.DataFrame:
     """Return the mean log-odds lost in exchanges of each head's query, keys or values."""
-    frame = il.locate_towers(case.model, tokenized(case.model, ONE_WORD), **options).to_frame()
+    frame = il.locate(case.model, tokenized(case.model, ONE_WORD), by="exchange", **options).to_frame()
+    frame = frame.rename(columns={"score": "query"})
     return frame.set_index(["layer", "head"]).sort_index()[["query", "keys", "values"]]
 
 
@@ -519,12 +520,12 @@ CALLS: dict[str, Call] = {
     "task_vectors": _mean(lambda c: il.task_vectors(c.model, c.batch)),
     "vector_gains": _rows(lambda c: il.vector_gains(c.model, c.vectors[0], c.batch).log_prob),
     "AddVector": _rows(lambda c: c.within(il.edited(c.model, il.AddVector(c.vectors, c.reader.layer), batch=c.batch))),
-    "locate_heads": _mean(_located),
-    "locate_effects": _mean(_mean_effects),
+    "locate": _mean(_located),
+    "locate.effect": _mean(_mean_effects),
     "mean_score_parts": _mean(_mean_parts),
     "locate_circuit": _mean(_circuit),
     "two_towers": _mean(exchanged),
-    "locate_towers": _mean(located_towers),
+    "locate.exchange": _mean(located_towers),
 }
 """Name → a call whose results are numbers."""
 
@@ -532,6 +533,10 @@ CALLS: dict[str, Call] = {
 def trimmed(batch: il.PromptBatch) -> list[Tensor]:
     """Return each row's tokens without padding."""
     return [row[: last + 1] for row, last in zip(batch.tokens, batch.last.tolist(), strict=True)]
+
+
+OTHER_SCORES = {"locate.effect", "locate.exchange"}
+"""Calls of `il.locate` that measure by other parts of the code."""
 
 
 def takes_a_model() -> set[str]:

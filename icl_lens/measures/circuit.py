@@ -32,11 +32,11 @@ from icl_lens.edits.edges import RemovalMasks, replaced_by_sets, writer_means
 from icl_lens.edits.reader import Means
 from icl_lens.engine.score import read_labels, score_sets
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers, short_repr
-from icl_lens.intervals import MIN_RANDOM_SETS, draw_clusters
-from icl_lens.locate.edge_sets import EdgeSets
-from icl_lens.locate.edge_space import EdgeSpace
-from icl_lens.locate.streamed_means import ResampledSums
+from icl_lens.intervals import MIN_RANDOM_SETS
+from icl_lens.measures.edge_sets import EdgeSets
+from icl_lens.measures.edge_space import EdgeSpace
 from icl_lens.measures.head_to_head_effects import estimate_effects
+from icl_lens.measures.mean_scores import selected_shares
 from icl_lens.metrics import label_log_odds
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.head import AnyHead, Head
@@ -351,7 +351,7 @@ def locate_circuit(
 
     The first `n_edges` edges, the circuit, are tested one by one, and `n_random` random rankings are the control.
     Bootstrap draws of the queries of `prompts` are ranked, too (`selected`), which keeps 8 bytes per edge and query.
-    `held_out` should have other queries than `prompts` (see `il.split_by_query`). `run` is that of `locate_effects`;
+    `held_out` should have other queries than `prompts` (see `il.split_by_query`). `run` is that of `locate`;
     its folder also holds all tables.
 
     Raise InputError for unknown heads, more readers than half of the model's heads, prompts without an answer or with
@@ -391,7 +391,7 @@ def locate_circuit(
         ranked = _ranked(view, ranking, space, means, stream, n_edges=n_edges)
         sets = EdgeSets.of(space, ranked.order, n_edges=n_edges, n_random=n_random, seed=seed)
         removed = sets.removal_masks(view, seed=seed)
-        testing_stream = replace(stream, plan=plan_batches(view, testing, run))
+        testing_stream = replace(stream, batch=testing, plan=plan_batches(view, testing, run))
         log_odds = _log_odds_of_sets(view, testing, removed, means, testing_stream, n_sets=len(sets))
 
     def make_circuit() -> Circuit:
@@ -438,24 +438,17 @@ def _ranked(
 ) -> _Ranked:
     """Rank all edges (item 2 above), in every process."""
 
-    def estimate(number: int) -> dict[str, Any]:
-        found = estimate_effects(view.model, batch[stream.plan[number]], space.readers, means, space.reader_at)
-        return {"estimate": space.flatten(found).float().flatten().numpy()}
+    def estimate(rows: list[int]) -> dict[str, Tensor]:
+        found = estimate_effects(view.model, batch[rows], space.readers, means, space.reader_at)
+        return {"estimate": space.flatten(found).float()}
 
-    counts, query_of = draw_clusters(batch.queries)
-    total, resampled = np.zeros(len(space)), ResampledSums(counts, len(space))
-    for number, chunk in stream.chunks("estimates", range(len(stream.plan)), estimate):
-        rows = stream.plan[number]
-        estimates = chunk.column("estimate").to_numpy().reshape(len(rows), -1)
-        total += estimates.astype(np.float64).sum(0)
-        for row, values in zip(rows, estimates, strict=True):
-            resampled.add(values, int(query_of[row]))
+    estimates = stream.map("estimates", estimate)["estimate"].astype(np.float64)
 
     def rank() -> _Ranked:
-        n_prompts = np.bincount(query_of, minlength=counts.shape[1])
-        several, k = counts.shape[1] > 1, min(n_edges, len(space))
-        selected = resampled.selected(k, n_prompts, absolute=True) if several else np.full(len(space), np.nan)
-        return _Ranked(total / len(batch), np.argsort(-np.abs(total), kind="stable"), selected)
+        effect = estimates.mean(0)
+        n_selected = min(n_edges, len(space))
+        selected = selected_shares(estimates, batch.queries, n_selected, absolute=True)
+        return _Ranked(effect, np.argsort(-np.abs(effect), kind="stable"), selected)
 
     return stream.distributed.run_on_main(rank)
 
@@ -465,17 +458,7 @@ def _log_odds_of_sets(
 ) -> Float[np.ndarray, "prompt set"]:
     """Return `log_odds_without` of all prompts, in the main process."""
 
-    def score(number: int) -> dict[str, Any]:
-        rows = stream.plan[number]
-        odds = log_odds_without(view, batch[rows], removed, means, n_sets=n_sets)
-        return {
-            "prompt": np.repeat(np.array(rows, np.int32), n_sets),
-            "set": np.tile(np.arange(n_sets, dtype=np.int32), len(rows)),
-            "log_odds": odds.flatten().numpy(),
-        }
+    def score(rows: list[int]) -> dict[str, Tensor]:
+        return {"log_odds": log_odds_without(view, batch[rows], removed, means, n_sets=n_sets)}
 
-    log_odds = np.full((len(batch), n_sets), np.nan)
-    for number, chunk in stream.chunks("removals", range(len(stream.plan)), score):
-        rows = stream.plan[number]
-        log_odds[rows] = chunk.column("log_odds").to_numpy().reshape(len(rows), -1)
-    return log_odds
+    return stream.map("removals", score)["log_odds"].astype(np.float64)

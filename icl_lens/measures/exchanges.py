@@ -3,7 +3,7 @@
 1. `tower_prompts` tokenizes the donors of every prompt (see `prompts.donors`) like the prompts themselves.
 2. `exchange_scores` exchanges queries, keys or values in sets of heads, as `EXCHANGES` names them, and returns the
    answer's log-odds without and with each exchange.
-3. `single_exchanges` makes them in one head at a time; `locate_towers` averages what they cost over many prompts.
+3. `single_exchanges` makes them in one head at a time; `il.locate` averages what they cost over many prompts.
 """
 
 from collections.abc import Sequence

@@ -191,7 +191,7 @@ def mean_score_parts(
     Score parts split the mean score of true labels (those equal to the answer) minus that of false labels, from the
     last position. Value parts split what the head adds to log p(answer) − log p(other labels); models with a logit
     soft-cap have none. Pairs are those of the `n_strongest` query writers and key writers. Memory grows by four numbers
-    per prompt, head and writer. `run` is that of `locate_effects`; its folder also holds both tables.
+    per prompt, head and writer. `run` is that of `locate`; its folder also holds both tables.
 
     Raise InputError for unknown heads, prompts without an answer or without true or false labels, an unsupported
     family, and like `Run`.

@@ -1,0 +1,472 @@
+"""Locate the heads with the largest mean score over any number of prompts.
+
+1. The prompts run in batches (`runs.stream`), each of which gives every prompt's scores of all heads. `DirectScores`,
+   `Effects` and `Exchanges` compute them, for the scores of `icl_lens.head_scores`.
+2. `mean_scores` makes means, intervals and `selected` of them.
+
+Source: docs/howto/numbers.md.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from icl_lens.activations.activations import capture
+from icl_lens.attribution.increases import every_head_increase, min_prompts_to_fold
+from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, choose_tokens, select_rows
+from icl_lens.attribution.search import check_k
+from icl_lens.edits.ablate import Ablate
+from icl_lens.edits.edit import Positions
+from icl_lens.engine.score import score, score_sets
+from icl_lens.errors import InputError, check_at_least, check_choice, check_integers
+from icl_lens.head_scores import SCORES, DirectScore, Score
+from icl_lens.intervals import MIN_RANDOM_SETS, mean_intervals
+from icl_lens.measures.controlled_ablation import ControlledAblation, ablate_with_controls
+from icl_lens.measures.effects import (
+    OUTCOMES_OF_ANSWER,
+    Method,
+    Outcome,
+    answer_outcomes,
+    estimated_effects,
+    exact_effects,
+    outcome_tokens,
+)
+from icl_lens.measures.exchanges import TowerPrompts, single_exchanges, tower_prompts
+from icl_lens.measures.located_heads import LocatedHeads
+from icl_lens.measures.mean_scores import MeanScore, mean_score
+from icl_lens.metrics import most_probable
+from icl_lens.models.active_edits import active_edits
+from icl_lens.models.head import Head
+from icl_lens.models.memory import LOGIT_BYTES, MAX_ROWS, STREAM_BYTES
+from icl_lens.models.readout import FinalNorm
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch, check_batch, with_answers
+from icl_lens.prompts.prompt import Prompt
+from icl_lens.prompts.tokenize import tokenize
+from icl_lens.runs.configuration import tensors_digest
+from icl_lens.runs.run import Run, as_run
+from icl_lens.runs.stream import Plan, plan_batches, start
+
+N_LOCATED = 12
+"""Length of the list of heads by default, if the model has as many."""
+
+
+def locate(
+    model: Any,
+    prompts: PromptBatch | Sequence[Prompt],
+    *,
+    by: Score | None = None,
+    k: int | None = None,
+    targets: Int[Tensor, " prompt"] | None = None,
+    against: Against = None,
+    positions: Positions = "last",
+    method: Method = "exact",
+    final_norm: FinalNorm = "frozen",
+    bias: bool = True,
+    with_effects: bool = True,
+    held_out: PromptBatch | Sequence[Prompt] | None = None,
+    n_random: int = 10,
+    seed: int = 0,
+    run: Run | None = None,
+) -> LocatedHeads:
+    """Locate the k heads with the largest mean score over any number of prompts (default: 12, or all if fewer).
+
+    `by` is the score (docs/howto/numbers.md has the definitions), in nats:
+
+    - "contrast": what a head adds to log p(target) − log Σ p(against);
+    - "increase": what a head adds to log p(target), as in the paper;
+    - "effect": what the log-odds, or log p where there is nothing to compare with, lose if the head is zeroed at the
+      last position, or at all `positions`, which takes much longer; `method="gradient"` is a first-order estimate;
+    - "exchange": what the log-odds lose if the head's query at the last position is that of the same demonstrations
+      with a query of the other class. The table also has what exchanging keys or values costs.
+
+    The default is "contrast", or "increase" if there is no token to compare with. `targets` defaults to the answers,
+    `against` to the other labels of each prompt. `final_norm` and `bias` are those of contrasts and increases
+    (`Readout`).
+
+    A head may rank first and have no effect, because later components compensate for it. So the first k heads are also
+    zeroed, one at a time, at the last position (the score "effect"), unless `with_effects` is False.
+
+    On `held_out` prompts, which should have other queries (`il.split_by_query`), the first k heads, at most half of the
+    model's, are zeroed jointly, beside `n_random` random sets of heads of the same layers (`ablate_with_controls`).
+    What the answer loses is the first sentence of the result, because a list of heads that were chosen on some prompts
+    says little about others.
+
+    Intervals are 95% intervals over queries, because prompts with the same query are not independent. `selected` says
+    how firm the list is: in which share of draws of queries each head is among the first k. Memory grows by a few
+    numbers per prompt and head. `run` says how the prompts run; its folder holds every prompt's scores, heads.parquet
+    and heads.csv (the table), and result.json.
+
+    Raise InputError for an invalid `by`, `k`, `targets` or `against`, for options of another score, for scores that
+    are not finite, by exchange for prompts that do not demonstrate their answer and another label, and like `Run`.
+
+    Example:
+        >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
+        >>> located = il.locate(model, many, k=4)
+        >>> located.by, len(located.heads), located.score.mean.shape
+        ('contrast', 4, torch.Size([8, 6]))
+        >>> il.locate(model, many, by="exchange", k=4).n_prompts
+        20
+    """
+    batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
+    view = ModelView.of(model)
+    check_batch(batch)
+    n_heads = len(view.heads())
+    k = check_k(min(N_LOCATED, n_heads) if k is None else k, n_heads, "heads")
+    (n_random,) = check_at_least(MIN_RANDOM_SETS, n_random=n_random)
+    (seed,) = check_integers(seed=seed)
+    check_score_options(by, targets, against, positions=positions, method=method, final_norm=final_norm, bias=bias)
+    measured: HeadMeasure
+    if by == "effect":
+        measured = Effects.of(view, batch, targets, against, positions=positions, method=method)
+    elif by == "exchange":
+        measured = Exchanges(view, tower_prompts(model, batch, own_texts=False), as_run(run).memory)
+    else:
+        measured = DirectScores.of(model, batch, by, targets, against, final_norm=final_norm, bias=bias, run=run)
+    effect_tokens = None
+    if with_effects and by != "effect":
+        effect_tokens = outcome_tokens(view, batch, targets, against)
+    remove_jointly = None
+    if held_out is not None:
+        tested = held_out if isinstance(held_out, PromptBatch) else tokenize(model, held_out)
+        removal_run = as_run(run).part("removal")
+        remove_jointly = partial(ablate_with_controls, model, tested, n_random=n_random, seed=seed, run=removal_run)
+    return mean_over_prompts(
+        measured, view, batch, k=k, run=run, effect_tokens=effect_tokens, remove_jointly=remove_jointly
+    )
+
+
+def check_score_options(
+    by: Score | None,
+    targets: Int[Tensor, " prompt"] | None,
+    against: Against,
+    *,
+    positions: Positions,
+    method: Method,
+    final_norm: FinalNorm,
+    bias: bool,
+) -> None:
+    """Raise InputError for an unknown score, and for options of another score."""
+    check_choice("positions", positions, ("all", "last"))
+    check_choice("method", method, ("exact", "gradient"))
+    if by is not None:
+        check_choice("by", by, SCORES)
+    if by != "effect" and (positions, method) != ("last", "exact"):
+        raise InputError(f"positions and method must be omitted with by={by!r}; only by='effect' zeroes heads")
+    if by in ("effect", "exchange") and (final_norm, bias) != ("frozen", True):
+        raise InputError(f"final_norm and bias must be omitted with by={by!r}, which reads the model's output")
+    if by == "exchange" and not (targets is None and against is None):
+        raise InputError("targets and against must be omitted with by='exchange', which compares labels")
+
+
+@runtime_checkable
+class HeadMeasure(Protocol):
+    """A score of all heads that is measured on batches of prompts."""
+
+    @property
+    def by(self) -> Score: ...
+
+    def options(self) -> dict[str, Any]:
+        """Return what the numbers depend on beside the model and the prompts, as JSON."""
+        ...
+
+    def plan(self, run: Run | None) -> Plan:
+        """Return the rows of each batch."""
+        ...
+
+    def measure(self, rows: list[int]) -> dict[str, Tensor | list[str]]:
+        """Return scores [row layer head] by name, and texts about the rows."""
+        ...
+
+
+def mean_over_prompts(
+    measured: HeadMeasure,
+    view: ModelView,
+    batch: PromptBatch,
+    *,
+    k: int,
+    run: Run | None,
+    effect_tokens: tuple[Int[Tensor, " prompt"], CheckedAgainst] | None = None,
+    remove_jointly: Callable[[Sequence[Head]], ControlledAblation] | None = None,
+) -> LocatedHeads:
+    """Return the heads with the largest mean of a measured score.
+
+    `effect_tokens` are the targets, and what they are compared with, of the effects of the first k heads, if these are
+    to be measured. `remove_jointly` tests them on held-out prompts.
+    """
+    with start(run, view.model, batch, measured.by, measured.options(), plan=measured.plan(run)) as stream:
+        columns = stream.map("part", measured.measure)
+        located = stream.distributed.run_on_main(lambda: _located_heads(measured, view, batch, columns, k))
+        if effect_tokens is not None:
+            removed = RemovedHeads(view, batch, located.heads, *effect_tokens, measured.by)
+            lost = stream.map(f"effects-of-{k}", removed.measure)
+            located = stream.distributed.run_on_main(lambda: removed.added_to(located, lost["effect"]))
+        if remove_jointly is not None:
+            n_removed = len(view.heads()) // 2  # random sets need as many other heads
+            removal = remove_jointly(located.heads[:n_removed])
+            n_shared = len(set(batch.queries).intersection(removal.queries))
+            located = replace(located, removal=removal, n_shared_queries=n_shared)
+        stream.write_result({"heads": located.to_frame()}, located.to_dict())
+    return located
+
+
+def _located_heads(
+    measured: HeadMeasure, view: ModelView, batch: PromptBatch, columns: dict[str, np.ndarray], k: int
+) -> LocatedHeads:
+    """Return the means of measured columns, which have one row per prompt."""
+    columns = dict(columns)
+    algorithms = columns.pop("algorithm", None)
+    reasons = columns.pop("fallback_reason", [])
+    outcome: Outcome = "log_odds"
+    if measured.by == "effect":
+        by_outcome = {name: columns.pop(name) for name in ("log_odds", "log_prob")}
+        outcome = "log_prob" if np.isnan(by_outcome["log_odds"]).all() else "log_odds"
+        columns["effect"] = by_outcome[outcome]
+        columns["log_prob"] = by_outcome["log_prob"]
+    scores: dict[str, MeanScore] = {}
+    for name, values in columns.items():
+        scores[name] = mean_score(name, values, batch.queries, k)
+    return LocatedHeads(
+        by=measured.by,
+        scores=scores,
+        k=k,
+        n_prompts=batch.n_prompts,
+        n_queries=len(set(batch.queries)),
+        outcome=outcome,
+        positions=getattr(measured, "positions", "last"),
+        algorithms=None if algorithms is None else _counts(algorithms),
+        fallback_reason=next(filter(None, reasons), ""),
+        edits=active_edits(view),
+    )
+
+
+def _counts(names: np.ndarray) -> dict[Any, int]:
+    """Return how often each name occurs."""
+    values, counts = np.unique(names.astype(str), return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class DirectScores:
+    """What heads add to log p(target) ("increase") or to the log-odds against other tokens ("contrast")."""
+
+    model: Any
+    batch: PromptBatch
+    by: DirectScore
+    targets: Int[Tensor, " prompt"]
+    against: CheckedAgainst
+    final_norm: FinalNorm
+    bias: bool
+    digests: dict[str, str]
+    """Digests of the tokens, as options of a run."""
+    n_captured: int
+    """How many prompts are captured at a time."""
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        batch: PromptBatch,
+        by: DirectScore | None,
+        targets: Int[Tensor, " prompt"] | None,
+        against: Against,
+        *,
+        final_norm: FinalNorm,
+        bias: bool,
+        run: Run | None,
+    ) -> "DirectScores":
+        """Return the score of checked tokens; raise InputError like `choose_tokens`."""
+        view = ModelView.of(model)
+        tokens = choose_tokens(view, batch, by, targets, against)
+        digests = tensors_digest(targets=targets, against=batch.against if against is None else against)
+        n_captured = len(plan_batches(view, batch, run)[0])  # as many of the longest prompts fit
+        return cls(model, batch, *tokens, final_norm, bias, digests, n_captured)
+
+    def options(self) -> dict[str, Any]:
+        return {"final_norm": self.final_norm, "bias": self.bias, **self.digests}
+
+    def plan(self, run: Run | None) -> Plan:
+        """Return the rows of each batch; for increases, of groups that share one product of W_O and W_U per head.
+
+        Without groups, each head of each prompt is multiplied by W_U (`every_head_increase`).
+        """
+        view = ModelView.of(self.model)
+        batches = plan_batches(view, self.batch, run)
+        n_to_fold = min_prompts_to_fold(view.d_head, view.d_model)
+        if self.by == "contrast" or as_run(run).batch_size is not None or len(self.batch) < n_to_fold:
+            return batches
+        n_logit_rows = LOGIT_BYTES // (view.model.W_U.shape[1] * 4)
+        prompt_bytes = view.n_layers * (view.n_heads * view.d_head + view.d_model) * 4
+        n_in_group = min(max(4 * n_to_fold, n_logit_rows), STREAM_BYTES // prompt_bytes)
+        groups: list[list[int]] = [[]]
+        for rows in batches:
+            if len(groups[-1]) >= n_in_group:
+                groups.append([])
+            groups[-1] += rows
+        return groups
+
+    def measure(self, rows: list[int]) -> dict[str, Tensor | list[str]]:
+        view = ModelView.of(self.model)
+        scales: list[Tensor] = []
+        inputs: list[Tensor] = []
+        head_z: list[Tensor] = []
+        readout = None
+        for first in range(0, len(rows), self.n_captured):
+            acts = capture(self.model, self.batch[rows[first : first + self.n_captured]])
+            readout = acts.readout.using(final_norm=self.final_norm, bias=self.bias)
+            scales.append(readout.scale)
+            inputs.append(acts.resid_pre)
+            head_z.append(acts.scaled_z)
+        assert readout is not None
+        scores = every_head_increase(
+            view,
+            replace(readout, scale=torch.cat(scales)),
+            torch.cat(inputs),
+            torch.cat(head_z),
+            self.targets[rows],
+            select_rows(self.against, rows),
+        )
+        return {self.by: scores.cpu()}
+
+
+@dataclass(frozen=True, eq=False)
+class Effects:
+    """What the answer loses when each head alone is zeroed."""
+
+    view: ModelView
+    batch: PromptBatch
+    targets: Int[Tensor, " prompt"]
+    against: CheckedAgainst
+    positions: Positions
+    method: Method
+    digests: dict[str, str]
+    """Digests of the tokens, as options of a run."""
+    by: Score = "effect"
+
+    @classmethod
+    def of(
+        cls,
+        view: ModelView,
+        batch: PromptBatch,
+        targets: Int[Tensor, " prompt"] | None,
+        against: Against,
+        *,
+        positions: Positions,
+        method: Method,
+    ) -> "Effects":
+        """Return the effects on checked tokens; raise InputError like `outcome_tokens`."""
+        tokens = outcome_tokens(view, batch, targets, against)
+        digests = tensors_digest(targets=targets, against=against)
+        return cls(view, batch, *tokens, positions, method, digests)
+
+    def options(self) -> dict[str, Any]:
+        return {"positions": self.positions, "method": self.method, **self.digests}
+
+    def plan(self, run: Run | None) -> Plan:
+        return plan_batches(self.view, self.batch, run)
+
+    def measure(self, rows: list[int]) -> dict[str, Tensor | list[str]]:
+        prompts = self.batch[rows]
+        tokens = self.targets[rows], select_rows(self.against, rows)
+        if self.method == "gradient":
+            effects = estimated_effects(self.view, prompts, *tokens, self.positions)
+        else:
+            ablation = Ablate([], positions=self.positions)
+            effects = exact_effects(self.view, prompts, *tokens, ablation)
+        return {
+            "log_odds": effects.log_odds.cpu(),
+            "log_prob": effects.log_prob.cpu(),
+            "algorithm": [effects.algorithm] * len(rows),
+            "fallback_reason": [effects.fallback_reason] * len(rows),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class RemovedHeads:
+    """What the answer loses when each located head alone is zeroed at the last position.
+
+    Each head costs one token per prompt, besides one pass over each prompt (see `head_effects`).
+    """
+
+    view: ModelView
+    batch: PromptBatch
+    heads: Sequence[Head]
+    targets: Int[Tensor, " prompt"]
+    against: CheckedAgainst
+    by: Score
+    """The score that located the heads: by increases the answer loses log p, by the others log-odds."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """What is lost."""
+        return "log_prob" if self.by == "increase" or self.against is None else "log_odds"
+
+    def measure(self, rows: list[int]) -> dict[str, Tensor | list[str]]:
+        targets, against = self.targets[rows], select_rows(self.against, rows)
+
+        def outcomes(log_probs: Tensor, prompts: Tensor) -> Tensor:
+            return answer_outcomes(log_probs, targets, against, prompts)
+
+        sets: list[list[Ablate]] = [[]]
+        for head in self.heads:
+            sets.append([Ablate([head], positions="last")])
+        by_outcome, _ = score_sets(self.view, self.batch[rows], sets, outcomes)
+        scores = by_outcome[..., OUTCOMES_OF_ANSWER.index(self.outcome)]
+        return {"effect": (scores[:, :1] - scores[:, 1:]).cpu()}
+
+    def added_to(self, located: LocatedHeads, lost: Float[np.ndarray, "prompt head"]) -> LocatedHeads:
+        """Return located heads with their mean effects; those of other heads are NaN."""
+        is_measured = np.asarray(~np.isnan(lost).all(1))
+        queries = [self.batch.queries[row] for row in np.flatnonzero(is_measured).tolist()]
+        shape = located.score.mean.shape
+        columns = [torch.full(shape, torch.nan, dtype=torch.float64) for _ in range(4)]
+        if is_measured.any():
+            mean, low, high = mean_intervals(lost[is_measured].astype(np.float64), queries)
+            index = tuple(np.array(self.heads).T)
+            for column, values in zip(columns, (mean, low, high), strict=False):
+                column[index] = torch.from_numpy(values)
+        scores = located.scores | {"effect": MeanScore(*columns)}
+        return replace(located, scores=scores, outcome=self.outcome)
+
+
+@dataclass(frozen=True, eq=False)
+class Exchanges:
+    """What the log-odds lose when each head alone takes its query, keys or values from a donor prompt.
+
+    Donors are made once, from all prompts: the query that takes a prompt's place comes from another one. What a batch
+    gives therefore does not depend on how prompts are divided into batches.
+    """
+
+    view: ModelView
+    prompts: TowerPrompts
+    memory: int
+    by: Score = "exchange"
+
+    def options(self) -> dict[str, Any]:
+        return {}
+
+    def plan(self, run: Run | None) -> Plan:
+        return plan_batches(self.view, self.prompts.batch, run)
+
+    def measure(self, rows: list[int]) -> dict[str, Tensor | list[str]]:
+        lost, reason = single_exchanges(self.view, self.prompts.select(rows), memory=self.memory)
+        query, keys, values = lost.unbind(1)
+        reasons = [reason] * len(rows)
+        return {"exchange": query, "keys": keys, "values": values, "fallback_reason": reasons}
+
+
+def with_predicted_answers(model: Any, batch: PromptBatch) -> PromptBatch:
+    """Return the batch with the model's most probable label as the answer of prompts that have none."""
+    if bool((batch.answer >= 0).all()):
+        return batch
+    predicted = []
+    for prompts in batch.split(MAX_ROWS):
+        predicted.append(most_probable(score(model, prompts), prompts.label_mask))
+    answer = torch.where(batch.answer < 0, torch.cat(predicted).to(batch.answer.device), batch.answer)
+    return with_answers(batch, answer)

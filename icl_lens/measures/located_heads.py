@@ -1,0 +1,233 @@
+"""The result of `il.locate`: every head's mean score over prompts, the first k heads, and a sentence on them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+
+from icl_lens.edits.edit import Positions
+from icl_lens.head_scores import Score
+from icl_lens.measures.controlled_ablation import ControlledAblation, Measure
+from icl_lens.measures.effects import Algorithm, Outcome
+from icl_lens.measures.mean_scores import MeanScore
+from icl_lens.models.active_edits import edits_note
+from icl_lens.models.head import Head
+from icl_lens.result.base import Result
+from icl_lens.result.head_findings import list_finding
+from icl_lens.result.number_format import percent, signed
+from icl_lens.result.tables import (
+    SHOWN_ROWS,
+    format_share,
+    interval_texts,
+    plural_prompts,
+    selected_note,
+)
+from icl_lens.result.view import View, table_view
+
+SCORE_NAMES: dict[Score, str] = {
+    "contrast": "contrast",
+    "increase": "increase",
+    "effect": "effect",
+    "exchange": "effect of exchanging the query",
+}
+OUTCOME_NAMES: dict[Outcome, str] = {"log_odds": "log-odds", "log_prob": "log p"}
+COLUMN_NAMES = {"keys": "keys exchanged", "values": "values exchanged", "log_prob": "log p lost"}
+"""Names of the columns beside the score; that of effects is what is lost (`OUTCOME_NAMES`)."""
+
+
+@dataclass(frozen=True, repr=False)
+class LocatedHeads(Result):
+    """Every head's mean score over prompts, nats, and the first `k` heads; made by `il.locate`.
+
+    Example:
+        >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
+        >>> located = il.locate(model, many, by="exchange", k=4)
+        >>> len(located.heads), list(located.scores)
+        (4, ['exchange', 'keys', 'values'])
+        >>> located.to_frame().columns.tolist()[:5]
+        ['name', 'score', 'low', 'high', 'selected']
+    """
+
+    version: ClassVar[int] = 1
+    by: Score
+    """The score that ranks heads."""
+    scores: dict[str, MeanScore]
+    """The score `by`, and others that were measured with it: of an exchange of the query, also those of
+    `keys` and `values`; of the log-odds that are lost, also the `log_prob`; otherwise the `effect` of
+    zeroing each of the first `k` heads alone, which is NaN for other heads."""
+    k: int
+    """Number of heads of the list, which `selected` refers to."""
+    n_prompts: int
+    n_queries: int
+    """Number of distinct queries, which the intervals resample."""
+    outcome: Outcome = "log_odds"
+    """What an effect is lost of: the log-odds, or log p where no prompt has other labels."""
+    positions: Positions = "last"
+    """The positions at which heads were zeroed, for effects."""
+    algorithms: Mapping[Algorithm, int] | None = None
+    """How many prompts each algorithm was used for, for effects."""
+    fallback_reason: str = ""
+    """Why the prefix cache was not used; empty if it was used for all prompts, or not needed."""
+    removal: ControlledAblation | None = None
+    """What removing the first `k` heads jointly costs on held-out prompts, beside random heads."""
+    n_shared_queries: int = 0
+    """Number of queries of the held-out prompts that also located the heads."""
+    edits: tuple[str, ...] = ()
+    """What edited the model, in words: edits of open `with` blocks, and hooks."""
+
+    @property
+    def score(self) -> MeanScore:
+        """The score that ranks heads."""
+        return self.scores[self.by]
+
+    @property
+    def n_heads(self) -> int:
+        """The number of heads of the model."""
+        return self.score.mean.numel()
+
+    @property
+    def heads(self) -> list[Head]:
+        """The first `k` heads."""
+        return self.top(self.k)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether heads were edited or read out; False for first-order estimates of effects."""
+        return "gradient" not in (self.algorithms or {})
+
+    def top(self, k: int) -> list[Head]:
+        """Return the k heads with the largest mean scores, largest first."""
+        order = self.score.mean.flatten().argsort(descending=True, stable=True)[:k]
+        return [Head.from_index(index, self.score.mean.shape[1]) for index in order.tolist()]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per head, largest score first.
+
+        The columns are name; score, low and high: the mean of the score `by` (nats) and its interval;
+        selected, the share of draws of queries in which the head is among the first `k`; the other
+        scores, each with its interval; rank, layer and head.
+        """
+        heads = self.top(self.n_heads)
+        index = tuple(np.array(heads).T)
+        columns: dict[str, Any] = {"name": [str(head) for head in heads]}
+        columns["score"] = self.score.mean[index].numpy()
+        columns["low"] = self.score.low[index].numpy()
+        columns["high"] = self.score.high[index].numpy()
+        columns["selected"] = self.score.selected[index].numpy()
+        for name, score in self.scores.items():
+            if name != self.by:
+                columns[name] = score.mean[index].numpy()
+                columns[f"{name}_low"] = score.low[index].numpy()
+                columns[f"{name}_high"] = score.high[index].numpy()
+        columns["rank"] = np.arange(1, len(heads) + 1)
+        return pd.DataFrame(columns | {"layer": index[0], "head": index[1]})
+
+    @property
+    def finding(self) -> str:
+        """What held-out prompts lose without the first `k` heads; without such prompts, `table_finding`."""
+        if self.removal is None:
+            return self.table_finding
+        return f"{self.removal.finding} {self._accuracy_sentence(self.removal)}"
+
+    @property
+    def table_finding(self) -> str:
+        """How many of the first `k` heads have a score above zero, and what zeroing each alone does."""
+        options: dict[str, Any] = {"n_heads": self.n_heads}
+        if self.removal is not None:
+            options["joint_removal"] = ""
+        return list_finding(self.to_frame(), self.k, SCORE_NAMES[self.by], **options).strip()
+
+    def _accuracy_sentence(self, removal: ControlledAblation) -> str:
+        """Return a sentence on accuracy with and without the heads, on held-out prompts."""
+        measure: Measure = "accuracy" if len(removal.labels) > 1 else "over_vocabulary"
+        intact = removal.interval("no ablation", measure).value
+        without = removal.interval("heads", measure).value
+        change = f"{percent(intact)} of answers are correct with these heads, {percent(without)} without them"
+        if removal.conditions["same layers"].sets:
+            random = removal.interval("same layers", measure).value
+            change += f", {percent(random)} without random ones"
+        queries = "with other queries"
+        if self.n_shared_queries:
+            n_queries = len(set(removal.queries))
+            queries = f"although {self.n_shared_queries} of their {n_queries} queries were used to locate the heads"
+        return f"On {plural_prompts(len(removal.queries))} that did not locate the heads ({queries}), {change}."
+
+    def summary(self) -> str:
+        """Return a few sentences on the score, the number of prompts, and the intervals."""
+        sentences = [self._method()]
+        sentences.append(
+            f"Means over {plural_prompts(self.n_prompts)}, with 95% intervals over {self.n_queries:,} distinct queries."
+        )
+        if self.fallback_reason:
+            sentences.append(f"Whole passes where the prefix cache could not be used: {self.fallback_reason}.")
+        sentences.append(f"{selected_note(self.k, self.n_heads).capitalize()}.")
+        if "effect" in self.scores and self.by != "effect":
+            lost = OUTCOME_NAMES[self.outcome]
+            sentences.append(f"Last column: {lost} lost with this head alone zeroed at the last position.")
+        sentences.append(edits_note(self.edits))
+        return " ".join(filter(None, sentences))
+
+    def _method(self) -> str:
+        """Return a sentence on what the score is."""
+        if self.by == "increase":
+            return "The score is what a head adds to log p(answer)."
+        if self.by == "contrast":
+            return "The score is what a head adds to log p(answer) − log Σ p(other labels)."
+        lost = OUTCOME_NAMES[self.outcome]
+        if self.by == "effect":
+            where = "at the last position" if self.positions == "last" else "at every position"
+            if self.is_exact:
+                return f"The score is the {lost} lost if the head alone is zeroed {where}."
+            return f"The score is a first-order estimate of the {lost} lost if the head alone is zeroed {where}."
+        return (
+            "The score is the log-odds that the answer loses if, at the last position, one head alone "
+            "takes its query from the prompt with a query of the other class; the next columns, if it "
+            "takes its keys from the prompt with exchanged texts, or its values from the prompt with "
+            "exchanged labels."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the finding, the names of the first k heads, and the counts, for JSON."""
+        return {
+            "finding": self.finding,
+            "heads": [str(head) for head in self.heads],
+            "by": self.by,
+            "removal": None if self.removal is None else self.removal.to_dict(),
+            "n_prompts": self.n_prompts,
+            "n_queries": self.n_queries,
+            "n_heads": self.n_heads,
+            "expected_selected": self.k / self.n_heads,
+            "exact": self.is_exact,
+            "positions": self.positions,
+            "prompts_by_algorithm": None if self.algorithms is None else dict(self.algorithms),
+            "fallback_reason": self.fallback_reason or None,
+        }
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Return the cells of a table of the first k heads."""
+        table = self.to_frame().head(self.k)
+        columns: dict[str, list[Any]] = {"rank": table["rank"].tolist()}
+        columns["head"] = table["name"].tolist()
+        columns[SCORE_NAMES[self.by]] = list(map(signed, table["score"]))
+        columns["95% interval"] = interval_texts(table)
+        columns["selected"] = list(map(format_share, table["selected"]))
+        for name in self.scores:
+            if name == self.by:
+                continue
+            title = f"{OUTCOME_NAMES[self.outcome]} lost" if name == "effect" else COLUMN_NAMES[name]
+            columns[title] = list(map(signed, table[name]))
+        return columns
+
+    def to_view(self) -> View:
+        """Return the title and the table that `print` shows."""
+        columns: dict[str, list[Any]] = {}
+        for name, cells in self.columns().items():
+            columns[name] = cells[:SHOWN_ROWS]
+        title = f"Heads by {SCORE_NAMES[self.by]} over {plural_prompts(self.n_prompts)}, nats"
+        title += f"; {selected_note(self.k, self.n_heads)}"
+        finding = self.finding
+        if self.removal is not None:
+            finding = f"{finding} {self.table_finding}"
+        return table_view(title, columns, self.n_heads, finding=finding)
