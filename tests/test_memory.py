@@ -131,6 +131,7 @@ BOUNDED = "score score_in_whole_passes score_from_a_layer whole_labels mean grad
 
 def test_the_first_batch_keeps_the_attention_of_one_layer(model, monkeypatch):
     """It is also run by the Hugging Face model itself, alone, whose settings a bridge changes."""
+    monkeypatch.setattr(model.original_model.config, "_attn_implementation", "eager")
     monkeypatch.setattr(model.original_model.config, "output_attentions", True)
     batch = prompts_of(model, 1)
     with LiveMemory() as memory:
