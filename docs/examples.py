@@ -124,7 +124,7 @@ def write(path: Path, text: str) -> None:
 
 
 MODEL = ("--model", "smollm2-135m")
-COMMAND_AND_OUTPUT = re.compile(r"```bash\n(icl-lens [^`]*?)\n```\n\n```text\n(.*?)\n```", re.DOTALL)
+COMMAND_AND_OUTPUT = re.compile(r"```bash\n((?:\.venv/bin/)?icl-lens [^`]*?)\n```\n\n```text\n(.*?)\n```", re.DOTALL)
 """A command of the README, followed by what it prints or the beginning of that."""
 
 

@@ -6,8 +6,8 @@
 - "increase": what a head adds to log p(answer), as in the paper. The default where there is nothing
   to compare with.
 - "effect": the log-odds that the answer loses when the head is zeroed at the last position.
-- "exchange": the log-odds that the answer loses when the head's query there is exchanged for that of
-  a query of another class.
+- "exchange": the log-odds that the answer loses when the head's query there is exchanged for that
+  of a query of another class.
 
 Log-odds are the model's own log p(answer) − log Σ p(others); where there is nothing to compare
 with, an effect is what log p(answer) loses. All scores are in nats. Contrast and increase are read
@@ -38,8 +38,10 @@ def choose_score(by: SomeScore | None, choices: Sequence[SomeScore], *, comparab
 
     Example:
         >>> from icl_lens.head_scores import DIRECT_SCORES, choose_score
-        >>> choose_score(None, DIRECT_SCORES, comparable=True), choose_score(None, DIRECT_SCORES, comparable=False)
-        ('contrast', 'increase')
+        >>> choose_score(None, DIRECT_SCORES, comparable=True)
+        'contrast'
+        >>> choose_score(None, DIRECT_SCORES, comparable=False)
+        'increase'
     """
     if by is None:
         return cast(SomeScore, "contrast" if comparable else "increase")

@@ -48,5 +48,6 @@ def load(path: str | Path) -> Any:
         if isinstance(kind, type) and issubclass(kind, Result) and kind.format_name() == format_name:
             return kind.load(path)
     if format_name in FORMER_FORMATS:
-        raise InputError(f"{str(path)!r} is of an earlier version ({format_name}); measure it again with il.locate")
+        version = f"of an earlier version ({format_name})"
+        raise InputError(f"{str(path)!r} is {version}; measure it again with il.locate")
     raise InputError(f"{str(path)!r} is not a saved result; {remedy}")

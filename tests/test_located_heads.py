@@ -95,8 +95,12 @@ def test_what_held_out_prompts_lose_is_the_finding(icl_mini, gpt2, batch, tmp_pa
     for condition in ("no ablation", "heads", "same layers"):
         accuracies.append(percent(expected.interval(condition, "accuracy").value))
     intact, without_heads, without_random = accuracies
-    assert f"{intact} of answers are correct with these heads, {without_heads} without them, " in located.finding
-    assert f"{without_random} without random ones." in located.finding
+    heads = f"{intact} with these heads, {without_heads} without them, {without_random} without random heads"
+    assert f"accuracy is {heads} (chance 50.0%)." in located.finding
+    log_odds = [expected.interval(name, "log_odds").value for name in ("no ablation", "heads", "same layers")]
+    intact, without_heads, without_random = (f"{value:.2f}".replace("-", "−") for value in log_odds)
+    heads = f"{intact} with these heads, {without_heads} without them, {without_random} without random heads"
+    assert f"the answer's log-odds are {heads}; " in located.finding
     assert "(with other queries)" in located.finding
     located.save(tmp_path / "located.json")
     assert il.results.load(tmp_path / "located.json").finding == located.finding

@@ -595,5 +595,5 @@ def test_heads_are_found_by_the_score_that_is_named(icl_mini):
     assert list(towers.heads) == il.locate(icl_mini, scanned, k=3).heads
     assert towers.scan is None
     assert towers.scan_note == f"The heads have the largest mean contrast on {len(scanned)} prompts other than these."
-    with pytest.raises(il.InputError, match="by must be 'towers', its default, if heads are passed"):
+    with pytest.raises(il.InputError, match="by must be 'exchange', its default, if heads are passed"):
         il.two_towers(icl_mini, "sentiment-number", ["L5H0"], by="effect", n=8)

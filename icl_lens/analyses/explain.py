@@ -170,7 +170,7 @@ def _explained(
     explanation = Explanation(
         model=acts.view.name,
         input=model_input,
-        scores=sections.scores(scored, model_input),
+        scores=sections.score_report(scored, model_input),
         layers=sections.layers(scored),
         all_heads=sections.all_heads(scored, head_scores, other_query),
         heads=heads,

@@ -191,31 +191,31 @@ def inputs(scored: ScoredPrompt) -> InputReport:
     )
 
 
-def scores(scored: ScoredPrompt, model_input: InputReport) -> ScoreReport:
-    """Return the log-probabilities of the scored and the five most probable tokens, with biases."""
+def score_report(scored: ScoredPrompt, model_input: InputReport) -> ScoreReport:
+    """Return the log-probabilities of the scored tokens, and the five most probable next tokens."""
     readout, tokenizer = scored.acts.readout, scored.model.tokenizer
     log_probs = readout.log_probs(scored.acts.resid_final)[0]
-    best = log_probs.exp().topk(5)
+    most_probable = log_probs.exp().topk(5)
     assert readout.decode is not None  # tokenizing required the tokenizer
-    names = name_tokens(tokenizer, [best.indices.tolist()])[0]
+    next_names = name_tokens(tokenizer, [most_probable.indices.tolist()])[0]
     if scored.scores_tokens:
-        ids, whole = _token_answers(scored, model_input)
+        answer_ids, whole_log_probs = _token_answers(scored, model_input)
     else:
-        ids, whole = _label_answers(scored)
-    spellings = tuple(map(tuple, name_tokens(tokenizer, ids)))
-    token_names = name_tokens(tokenizer, [[token] for token in scored.tokens.tolist()])
+        answer_ids, whole_log_probs = _label_answers(scored)
+    spellings = tuple(map(tuple, name_tokens(tokenizer, answer_ids)))
+    scored_names = name_tokens(tokenizer, [[token] for token in scored.tokens.tolist()])
     is_affine = readout.using(**scored.readout_options).is_affine
     return ScoreReport(
         labels=scored.names,
         log_probs=tuple(log_probs[scored.tokens].tolist()),
         target=scored.names[scored.target],
         target_token=readout.decode(int(scored.tokens[scored.target])),
-        next_tokens=tuple(zip(names, best.values.tolist(), strict=True)),
+        next_tokens=tuple(zip(next_names, most_probable.values.tolist(), strict=True)),
         compared_with=tuple(scored.names[i] for i in scored.others),
         contrast_adds_up=len(scored.others) == 1 and is_affine,
         spellings=spellings,
-        scored_tokens=tuple(name for (name,) in token_names),
-        whole_log_probs=tuple(whole),
+        scored_tokens=tuple(name for (name,) in scored_names),
+        whole_log_probs=tuple(whole_log_probs),
     )
 
 

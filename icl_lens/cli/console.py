@@ -44,7 +44,7 @@ def progress(*, hidden: bool = False, announces: bool = True) -> "Iterator[Progr
     Elsewhere, such as in a log, a sentence says how long a stage takes, if it `announces` and the
     stage is long.
     """
-    from icl_lens.runs.progress import NAMES, progress_bar
+    from icl_lens.runs.progress import displayed_name, progress_bar
 
     is_terminal = PlainConsole(stderr=True).is_terminal
     with progress_bar(hidden=hidden or not is_terminal) as report:
@@ -54,7 +54,7 @@ def progress(*, hidden: bool = False, announces: bool = True) -> "Iterator[Progr
             yield announcing(
                 report,
                 lambda stage, total, duration: (
-                    f"{NAMES.get(stage, stage).capitalize()}: about {duration}."
+                    f"{displayed_name(stage).capitalize()}: about {duration}."
                 ),
                 least=LONG,
             )

@@ -100,9 +100,9 @@ def locate(
         prompts = [*locating, *testing]
         task.print_data(console, prompts, readout)
         loaded = model.load(default_device=run.device)
-        batch = readout.tokenize(loaded, prompts)
+        batch, held_out = (readout.tokenize(loaded, half) for half in (locating, testing))
         model.warn_of_words(console, prompts)
-        console.print(preview(batch[: len(locating)]))
+        console.print(preview(batch))
         task.print_behavior(console, loaded, readout, n=task.n, seed=seed)
         with progress(hidden=console.quiet) as report:
             run = replace(
@@ -114,8 +114,8 @@ def locate(
             )
             located = il.locate(
                 loaded,
-                batch[: len(locating)],
-                held_out=batch[len(locating) :],
+                batch,
+                held_out=held_out,
                 n_random=rank.random_sets,
                 seed=seed,
                 by=rank.by,

@@ -50,6 +50,7 @@ from icl_lens.prompts.batch import PromptBatch, check_batch, with_answers
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.runs.configuration import tensors_digest
+from icl_lens.runs.progress import EFFECTS
 from icl_lens.runs.run import Run, as_run
 from icl_lens.runs.stream import Plan, plan_batches, start
 
@@ -205,7 +206,7 @@ def mean_over_prompts(
         located = stream.distributed.run_on_main(lambda: _located_heads(measured, view, batch, columns, k))
         if effect_tokens is not None:
             removed = RemovedHeads(view, batch, located.heads, *effect_tokens, measured.by)
-            lost = stream.map(f"effects-of-{k}", removed.measure)
+            lost = stream.map(f"{EFFECTS}{k}", removed.measure)
             located = stream.distributed.run_on_main(lambda: removed.added_to(located, lost["effect"]))
         if remove_jointly is not None:
             n_removed = len(view.heads()) // 2  # random sets need as many other heads

@@ -1,7 +1,8 @@
 """The result of `il.locate`: every head's mean score over prompts, the first k heads, and a sentence on them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
 from icl_lens.result.base import Result
 from icl_lens.result.head_findings import list_finding
-from icl_lens.result.number_format import percent, signed
+from icl_lens.result.number_format import decimal, percent, signed
 from icl_lens.result.tables import (
     SHOWN_ROWS,
     format_share,
@@ -129,7 +130,7 @@ class LocatedHeads(Result):
         """What held-out prompts lose without the first `k` heads; without such prompts, `table_finding`."""
         if self.removal is None:
             return self.table_finding
-        return f"{self.removal.finding} {self._accuracy_sentence(self.removal)}"
+        return f"{self.removal.finding} {self._held_out_sentence(self.removal)}"
 
     @property
     def table_finding(self) -> str:
@@ -139,20 +140,20 @@ class LocatedHeads(Result):
             options["joint_removal"] = ""
         return list_finding(self.to_frame(), self.k, SCORE_NAMES[self.by], **options).strip()
 
-    def _accuracy_sentence(self, removal: ControlledAblation) -> str:
-        """Return a sentence on accuracy with and without the heads, on held-out prompts."""
-        measure: Measure = "accuracy" if len(removal.labels) > 1 else "over_vocabulary"
-        intact = removal.interval("no ablation", measure).value
-        without = removal.interval("heads", measure).value
-        change = f"{percent(intact)} of answers are correct with these heads, {percent(without)} without them"
-        if removal.conditions["same layers"].sets:
-            random = removal.interval("same layers", measure).value
-            change += f", {percent(random)} without random ones"
+    def _held_out_sentence(self, removal: ControlledAblation) -> str:
+        """Return a sentence on log-odds and accuracy with and without the heads, on held-out prompts."""
         queries = "with other queries"
         if self.n_shared_queries:
             n_queries = len(set(removal.queries))
             queries = f"although {self.n_shared_queries} of their {n_queries} queries were used to locate the heads"
-        return f"On {plural_prompts(len(removal.queries))} that did not locate the heads ({queries}), {change}."
+        where = f"On {plural_prompts(len(removal.queries))} that did not locate the heads ({queries})"
+        if len(removal.labels) < 2:
+            correct = _under_conditions(removal, "over_vocabulary", percent)
+            return f"{where}, accuracy is {correct}."
+        log_odds = _under_conditions(removal, "log_odds", partial(decimal, digits=2))
+        correct = _under_conditions(removal, "accuracy", percent)
+        chance = f"chance {percent(removal.chance)}"
+        return f"{where}, the answer's log-odds are {log_odds}; accuracy is {correct} ({chance})."
 
     def summary(self) -> str:
         """Return a few sentences on the score, the number of prompts, and the intervals."""
@@ -231,3 +232,11 @@ class LocatedHeads(Result):
         if self.removal is not None:
             finding = f"{finding} {self.table_finding}"
         return table_view(title, columns, self.n_heads, finding=finding)
+
+
+def _under_conditions(removal: ControlledAblation, measure: Measure, format_value: Callable[[float], str]) -> str:
+    """Return a measure with the heads, without them, and without random heads, in words."""
+    with_heads = format_value(removal.interval("no ablation", measure).value)
+    without_heads = format_value(removal.interval("heads", measure).value)
+    without_random = format_value(removal.interval("same layers", measure).value)
+    return f"{with_heads} with these heads, {without_heads} without them, {without_random} without random heads"

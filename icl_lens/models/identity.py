@@ -560,25 +560,28 @@ def likely_cause(model: Any, hf_model: Any = None) -> str:
 
 
 def replaced_forwards(root: nn.Module) -> list[str]:
-    """Return the names of modules whose `forward` was replaced, on the module or on its class, by
-    no library.
+    """Return the names of modules whose `forward`, or that of their class, was replaced by code
+    outside `LIBRARIES`.
     """
-    names: list[str] = []
-    for name, module in root.named_modules():
-        on_module = vars(module).get("forward")
-        is_replaced = on_module is not None and package_of(on_module) not in LIBRARIES
-        package = package_of(type(module).forward)
-        is_replaced_on_class = package not in (*LIBRARIES, package_of(type(module)))
-        if is_replaced or is_replaced_on_class:
-            names.append(own_name(name))
-    return names
+    return [
+        own_name(name) for name, module in root.named_modules() if _has_replaced_forward(module)
+    ]
+
+
+def _has_replaced_forward(module: nn.Module) -> bool:
+    own_forward = vars(module).get("forward")
+    if own_forward is not None and package_of(own_forward) not in LIBRARIES:
+        return True
+    module_class = type(module)
+    forward_package = package_of(module_class.forward)
+    return forward_package not in (*LIBRARIES, package_of(module_class))
 
 
 def foreign_modules(root: nn.Module) -> list[tuple[str, type[nn.Module]]]:
     """Return the names and classes of modules whose class no library defines."""
     foreign: list[tuple[str, type[nn.Module]]] = []
     for name, module in root.named_modules():
-        kind = type(module)
-        if kind.__module__.partition(".")[0] not in LIBRARIES:
-            foreign.append((own_name(name), kind))
+        module_class = type(module)
+        if package_of(module_class) not in LIBRARIES:
+            foreign.append((own_name(name), module_class))
     return foreign

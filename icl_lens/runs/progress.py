@@ -19,7 +19,6 @@ Progress = Callable[[str, int, int], None]
 
 NAMES = {
     "part": "locating heads",
-    "refined": "second pass",
     "pairs": "pairs of writers",
     "check": "checking the task",
     "comparison": "comparing",
@@ -27,9 +26,19 @@ NAMES = {
     "exchanges": "exchanging",
 }
 """Displayed names of stages."""
+EFFECTS = "effects-of-"
+"""What the stage of the effects of the first heads begins with; their number follows."""
 
 PATIENCE = 2.0
 """Seconds after which a bar appears that nobody asked for."""
+
+
+def displayed_name(stage: str) -> str:
+    """Return what a progress bar calls a stage."""
+    if stage.startswith(EFFECTS):
+        return "zeroing single heads"
+    return NAMES.get(stage, stage)
+
 
 _HAS_BAR: ContextVar[bool] = ContextVar("has_bar", default=False)
 """Whether a function further up reports progress, or has been told not to."""
@@ -62,7 +71,7 @@ def progress_bar(
             close()
             options: dict[str, Any] = {"leave": False, "position": 0, "unit": unit}
             options |= {"disable": hidden, "delay": delay}
-            bar = bars[what] = tqdm(desc=NAMES.get(what, what), total=total, **options)
+            bar = bars[what] = tqdm(desc=displayed_name(what), total=total, **options)
             if delay and not hidden:  # a long first step shows its bar, too
                 timers.append(Timer(delay, lambda: None if bar.disable else bar.refresh()))
                 timers[-1].daemon = True
