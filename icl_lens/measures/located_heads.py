@@ -46,7 +46,7 @@ class LocatedHeads(Result):
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
         >>> located = il.locate(model, many, by="exchange", k=4)
         >>> len(located.heads), list(located.scores)
-        (4, ['exchange', 'keys', 'values'])
+        (4, ['exchange', 'keys', 'values', 'effect'])
         >>> located.to_frame().columns.tolist()[:5]
         ['name', 'score', 'low', 'high', 'selected']
     """
