@@ -87,8 +87,10 @@ def main() -> None:
 def by_model(rows: pd.DataFrame) -> pd.DataFrame:
     """Return one line per model and precision, with seconds and memory of each call."""
     lines = []
-    for (model, precision), calls in rows.groupby(["model", "precision"], sort=False):
-        line = {"model": model, "precision": precision, "model, GiB": calls["model (GiB)"].iloc[0]}
+    for _, calls in rows.groupby(["model", "precision"], sort=False):
+        first = calls.iloc[0]
+        line = {"model": first["model"], "precision": first["precision"]}
+        line["model, GiB"] = first["model (GiB)"]
         for call in calls.to_dict("records"):
             line[call["call"]] = f"{call['seconds']:.0f} s, {call['above the model (GiB)']:.2f} GiB"
         lines.append(line)
