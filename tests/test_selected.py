@@ -124,6 +124,14 @@ def test_edges_of_circuits(gpt2, words, tmp_path):
 
 
 @pytest.mark.slow
+def test_two_queries_select_nothing():
+    """Each draw of two queries has one of them: the head of largest mean may be in none."""
+    scores = np.array([[9.0, 0.0, 5.0], [0.0, 9.0, 5.0]])
+    assert np.isnan(selected_shares(scores, ["one", "two"], 1)).all()
+    three = np.concatenate([scores, [[5.0, 5.0, 6.0]]])
+    assert selected_shares(three, ["one", "two", "three"], 1).sum() == pytest.approx(1)
+
+
 def test_a_single_query_selects_nothing(gpt2, many):
     single_query = many[[0, 0]]
     located = il.locate(gpt2, single_query, k=K)

@@ -108,7 +108,7 @@ class Circuit(Result):
           selected; reader, part, writer, role; estimate (the first-order effect, on the prompts that rank the edges);
           needed, needed_low, needed_high (the drop when, with only the circuit kept, this edge is removed too).
           `selected` says how firm an edge's place is: it is the share of draws of these prompts' queries, 0 to 1, in
-          which the edge is among the first, NaN for a single query.
+          which the edge is among the first, NaN for fewer than three queries.
         - "curve", one row per number of edges kept: kept, share (of all edges); faithfulness, low, high; random,
           random_low, random_high (mean, lowest and highest of the random rankings); difference, difference_low,
           difference_high (from the mean of the random rankings).

@@ -1,7 +1,7 @@
 """The result of `il.locate`: every head's mean score over prompts, the first k heads, and a sentence on them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -227,11 +227,11 @@ class LocatedHeads(Result):
         for name, cells in self.columns().items():
             columns[name] = cells[:SHOWN_ROWS]
         title = f"Heads by {SCORE_NAMES[self.by]} over {plural_prompts(self.n_prompts)}, nats"
-        title += f"; {selected_note(self.k, self.n_heads)}"
-        finding = self.finding
+        sentences = [self.finding]
         if self.removal is not None:
-            finding = f"{finding} {self.table_finding}"
-        return table_view(title, columns, self.n_heads, finding=finding)
+            sentences.append(self.table_finding)
+        sentences.append(self.summary())
+        return replace(table_view(title, columns, self.n_heads), sentences=tuple(sentences))
 
 
 def _under_conditions(removal: ControlledAblation, measure: Measure, format_value: Callable[[float], str]) -> str:

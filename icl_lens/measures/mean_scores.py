@@ -25,7 +25,7 @@ class MeanScore:
     """Every head's mean of one score, nats, with its 95% interval over queries and `selected`.
 
     `selected` is the share of draws of queries, 0 to 1, in which the head is among the first `k` by
-    this score. It and the interval are NaN if there is only one query; all values are NaN if no prompt
+    this score. It is NaN for fewer than three queries, and the interval for one; all values are NaN if no prompt
     has the score.
     """
 
@@ -71,11 +71,11 @@ def selected_shares(
     """Return the share of draws of queries in which each column's mean is among the k largest.
 
     `absolute` ranks by the size of the mean. Columns of equal scores stay equal in every draw. Shares
-    are NaN for a single query.
+    are NaN for fewer than three queries: of two, each draw has only one.
     """
     counts, query_of_prompt = draw_clusters(queries)
     n_columns = scores.shape[1]
-    if counts.shape[1] < 2:
+    if counts.shape[1] < 3:
         return np.full(n_columns, np.nan)
     sums = np.zeros((counts.shape[1], n_columns))
     np.add.at(sums, query_of_prompt, scores)
