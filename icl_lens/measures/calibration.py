@@ -1,6 +1,7 @@
 """Calibrate label probabilities: divide them by what the model gives the labels whatever the text.
 
-Sources: contextual calibration, Zhao et al. (arXiv 2102.09690); batch calibration, Zhou et al. (arXiv 2309.17249).
+Sources: contextual calibration, Zhao et al. (arXiv 2102.09690); batch calibration, Zhou et al.
+(arXiv 2309.17249).
 """
 
 from collections.abc import Sequence
@@ -34,7 +35,8 @@ def calibrated_scores(
     inputs: Sequence[str] = CONTENT_FREE,
     progress: bool | None = None,
 ) -> Float[Tensor, "batch label"]:
-    """Return each label's calibrated log-probability among its prompt's labels, as `LabelScores`, nats.
+    """Return each label's calibrated log-probability among its prompt's labels, as `LabelScores`,
+    nats.
 
     The probability of each label among the labels is divided by a prior and normalized. With
     "contextual", the prior is the mean over the same prompt with queries without content, `inputs`,

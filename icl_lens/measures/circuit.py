@@ -1,20 +1,24 @@
-"""Rank the edges into some heads over a task, and test on held-out prompts how much of the answer the top ones carry.
+"""Rank the edges into some heads over a task, and test on held-out prompts how much of the answer
+the top ones carry.
 
-An edge is what an earlier component (the writer) wrote, as read by the query, keys or values of a head (the reader).
+An edge is what an earlier component (the writer) wrote, as read by the query, keys or values of a
+head (the reader).
 
-1. Average what each writer writes to tokens of the same role, such as labels. Removing an edge means rebuilding the
-   reader with this mean instead of what the writer wrote.
+1. Average what each writer writes to tokens of the same role, such as labels. Removing an edge
+   means rebuilding the reader with this mean instead of what the writer wrote.
 2. Rank all edges by the size of their mean first-order effect on the answer's log-odds.
-3. On held-out prompts, measure the exact effect of removing each of the first edges of this ranking, the *circuit*.
-4. Measure faithfulness F(k) = (m(k) − m(none)) / (m(all) − m(none)), where m(k) is the mean log-odds when only the
-   first k edges are kept. CPR is the area under F, and CMD the area under |1 − F|, over the share of edges kept. The
-   controls are random rankings with the same number of edges for each combination of part (query, keys or values),
-   role and writer's layer.
-5. Remove groups of edges jointly, such as those from the first third of the layers to queries. The controls are the
-   same groups into random heads of the same layers. The same is done layer by layer, without controls.
+3. On held-out prompts, measure the exact effect of removing each of the first edges of this
+   ranking, the *circuit*.
+4. Measure faithfulness F(k) = (m(k) − m(none)) / (m(all) − m(none)), where m(k) is the mean
+   log-odds when only the first k edges are kept. CPR is the area under F, and CMD the area under |1
+   − F|, over the share of edges kept. The controls are random rankings with the same number of
+   edges for each combination of part (query, keys or values), role and writer's layer.
+5. Remove groups of edges jointly, such as those from the first third of the layers to queries. The
+   controls are the same groups into random heads of the same layers. The same is done layer by
+   layer, without controls.
 
-Source: F, CPR and CMD: Mueller et al., MIB (arXiv 2504.13151); minimality (`needed`) and completeness: Wang et al., IOI
-(arXiv 2211.00593).
+Source: F, CPR and CMD: Mueller et al., MIB (arXiv 2504.13151); minimality (`needed`) and
+completeness: Wang et al., IOI (arXiv 2211.00593).
 """
 
 import math
@@ -65,14 +69,19 @@ Table = Literal["edges", "curve", "groups", "layers"]
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Circuit(Result):
-    """The strongest edges into some heads, and how much of the answer they carry; made by `locate_circuit`.
+    """The strongest edges into some heads, and how much of the answer they carry; made by
+    `locate_circuit`.
 
-    Effects are drops in the answer's log-odds, nats, on held-out prompts: positive if the edge helps. `low` and `high`
-    are the ends of 95% bootstrap intervals over queries (NaN for a single query).
+    Effects are drops in the answer's log-odds, nats, on held-out prompts: positive if the edge
+    helps. `low` and `high` are the ends of 95% bootstrap intervals over queries (NaN for a single
+    query).
 
     Example:
         >>> prompts = il.load_task("sentiment-number", n=60)
-        >>> circuit = il.locate_circuit(model, *il.split_by_query(prompts, 16), ["L5H0"], n_edges=6, n_random=4)
+        >>> ranking, held_out = il.split_by_query(prompts, 16)
+        >>> circuit = il.locate_circuit(
+        ...     model, ranking, held_out, ["L5H0"], n_edges=6, n_random=4
+        ... )
         >>> len(circuit.to_frame()), circuit.n_edges
         (6, 407)
     """
@@ -99,38 +108,48 @@ class Circuit(Result):
     reader_at: EdgeRole = "last"
     """Role of the tokens at which the readers act."""
     edits: tuple[str, ...] = ()
-    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing edits it."""
+    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing
+    edits it.
+    """
 
     def to_frame(self, table: Table = "edges") -> pd.DataFrame:
         """Return a table.
 
-        - "edges", one row per edge of the circuit, strongest first: edge; effect, low, high (exact, held-out);
-          selected; reader, part, writer, role; estimate (the first-order effect, on the prompts that rank the edges);
-          needed, needed_low, needed_high (the drop when, with only the circuit kept, this edge is removed too).
-          `selected` says how firm an edge's place is: it is the share of draws of these prompts' queries, 0 to 1, in
-          which the edge is among the first, NaN for fewer than three queries.
-        - "curve", one row per number of edges kept: kept, share (of all edges); faithfulness, low, high; random,
-          random_low, random_high (mean, lowest and highest of the random rankings); difference, difference_low,
-          difference_high (from the mean of the random rankings).
-        - "groups", one row per group of edges, removed jointly: group; effect, low, high; control (for the same group
-          into random heads of the same layers); difference, difference_low, difference_high (from the control).
-        - "layers", one row per input and layer, whose edges are removed jointly: input ("query", "keys at the
-          labels", "keys at demonstrations' texts", "values at the labels"); layer (of the writers; −1: embeddings);
-          effect, low, high.
+        - "edges", one row per edge of the circuit, strongest first: edge; effect, low, high (exact,
+          held-out); selected; reader, part, writer, role; estimate (the first-order effect, on the
+          prompts that rank the edges); needed, needed_low, needed_high (the drop when, with only
+          the circuit kept, this edge is removed too). `selected` says how firm an edge's place is:
+          it is the share of draws of these prompts' queries, 0 to 1, in which the edge is among the
+          first, NaN for fewer than three queries.
+        - "curve", one row per number of edges kept: kept, share (of all edges); faithfulness, low,
+          high; random, random_low, random_high (mean, lowest and highest of the random rankings);
+          difference, difference_low, difference_high (from the mean of the random rankings).
+        - "groups", one row per group of edges, removed jointly: group; effect, low, high; control
+          (for the same group into random heads of the same layers); difference, difference_low,
+          difference_high (from the control).
+        - "layers", one row per input and layer, whose edges are removed jointly: input ("query",
+          "keys at the labels", "keys at demonstrations' texts", "values at the labels"); layer (of
+          the writers; −1: embeddings); effect, low, high.
         """
         check_choice("table", table, get_args(Table))
         rows = getattr(self, table).copy()
-        return columns_first(rows, "edge", "effect", "low", "high", "selected") if table == "edges" else rows
+        return (
+            columns_first(rows, "edge", "effect", "low", "high", "selected")
+            if table == "edges"
+            else rows
+        )
 
     def score(self, name: str) -> tuple[float, float, float]:
         """Return a score, with the low and high end of its interval.
 
-        - "all", "none", "all − none": mean log-odds with all edges kept, with none, and their difference, nats.
-        - "cpr", "cmd": the areas under faithfulness F and under its distance from 1; "cpr, random" and "cmd, random":
-          for random rankings; "cpr, difference" and "cmd, difference".
-        - "completeness": mean absolute difference of the log-odds between the model and the circuit when the same
-          random half of the circuit is removed from both, nats. 0 is best.
-        - "largest estimate left out": largest size of a first-order effect outside the circuit, nats (no interval).
+        - "all", "none", "all − none": mean log-odds with all edges kept, with none, and their
+          difference, nats.
+        - "cpr", "cmd": the areas under faithfulness F and under its distance from 1; "cpr, random"
+          and "cmd, random": for random rankings; "cpr, difference" and "cmd, difference".
+        - "completeness": mean absolute difference of the log-odds between the model and the circuit
+          when the same random half of the circuit is removed from both, nats. 0 is best.
+        - "largest estimate left out": largest size of a first-order effect outside the circuit,
+          nats (no interval).
         """
         check_choice("name", name, tuple(self.scores["name"]))
         row = self.scores.set_index("name").loc[name]
@@ -138,12 +157,15 @@ class Circuit(Result):
 
     @property
     def is_defined(self) -> bool:
-        """Whether faithfulness is defined: whether the interval of m(all) − m(none) excludes zero."""
+        """Whether faithfulness is defined: whether the interval of m(all) − m(none) excludes
+        zero.
+        """
         _, low, high = self.score("all − none")
         return low > 0 or high < 0
 
     def sentences(self) -> list[str]:
-        """Return in words what all edges carry, how much of it the circuit keeps, and which groups of edges matter.
+        """Return in words what all edges carry, how much of it the circuit keeps, and which groups
+        of edges matter.
 
         The last sentence names the edits of an edited model.
         """
@@ -151,41 +173,61 @@ class Circuit(Result):
 
     @property
     def readers_in_words(self) -> str:
-        """The readers by number and, unless they act at the last token, by role, such as "2 heads at label tokens"."""
-        n, where = len(self.readers), "" if self.reader_at == "last" else f" at {self.reader_at} tokens"
+        """The readers by number and, unless they act at the last token, by role, such as "2 heads
+        at label tokens".
+        """
+        n, where = (
+            len(self.readers),
+            "" if self.reader_at == "last" else f" at {self.reader_at} tokens",
+        )
         return f"{n} {'head' if n == 1 else 'heads'}{where}"
 
     def _sentences(self) -> list[str]:
         all_edges, none = (self.score(name)[0] for name in ("all", "none"))
         value, low, high = self.score("all − none")
         carried = (
-            f"With all {self.n_edges:,} edges into {self.readers_in_words}, the answer's log-odds are "
-            f"{signed(all_edges, 2)}; with none, {signed(none, 2)}: the edges carry "
+            f"With all {self.n_edges:,} edges into {self.readers_in_words}, the answer's log-odds "
+            f"are {signed(all_edges, 2)}; with none, {signed(none, 2)}: the edges carry "
             f"{interval_text(value, low, high)} nats"
         )
         if not self.is_defined:
-            return [f"{carried}, which is not distinguishable from zero, so faithfulness is not defined."]
+            return [
+                f"{carried}, which is not distinguishable from zero, so faithfulness is not "
+                "defined."
+            ]
         row = self.curve[self.curve["kept"] == len(self.edges)].iloc[0]
         share = whole_percent(row["faithfulness"])
         if row["low"] == row["low"]:
             share += f" (95% interval {share_ends(row['low'], row['high'])})"
         kept = (
-            f"The first {len(self.edges)} edges alone keep {share} of this; random edges of the same parts, roles and "
-            f"layers keep {whole_percent(row['random'])}"
+            f"The first {len(self.edges)} edges alone keep {share} of this; random edges of the "
+            f"same parts, roles and layers keep {whole_percent(row['random'])}"
         )
         if row["difference_low"] > 0:
             kept += "."
         else:
             ends = row["difference"], row["difference_low"], row["difference_high"]
-            kept += f". This is not better than random: the difference is {interval_text(*ends, times=100)} points."
-        groups = [row for row in self.groups.to_dict("records") if min(row["low"], row["difference_low"]) > 0]
+            difference = interval_text(*ends, times=100)
+            kept += f". This is not better than random: the difference is {difference} points."
+        groups = [
+            row
+            for row in self.groups.to_dict("records")
+            if min(row["low"], row["difference_low"]) > 0
+        ]
         if not groups:
-            return [f"{carried}.", kept, "No group of edges matters more than the same group into random heads."]
+            return [
+                f"{carried}.",
+                kept,
+                "No group of edges matters more than the same group into random heads.",
+            ]
         groups.sort(key=lambda row: -row["difference"])
         texts = [f"{row['group']} ({signed(row['effect'], 2)})" for row in groups]
         if len(texts) > 4:
             texts = [*texts[:4], f"{len(texts) - 4} more"]
-        start = "Groups of edges that matter more than the same groups into random heads, with the drop when removed: "
+        start = (
+            "Groups of edges that matter more than the same groups into random heads, with the "
+            "drop when removed: "
+        )
         return [f"{carried}.", kept, f"{start}{joined(texts)}."]
 
     def to_dict(self) -> dict[str, Any]:
@@ -196,17 +238,24 @@ class Circuit(Result):
             "readers": [str(head) for head in self.readers],
             "reader_at": self.reader_at,
             "expected_selected": len(self.edges) / self.n_edges,
-            **{name: getattr(self, name) for name in ("n_edges", "n_random", "n_located", "n_prompts", "n_queries")},
+            **{
+                name: getattr(self, name)
+                for name in ("n_edges", "n_random", "n_located", "n_prompts", "n_queries")
+            },
             **{name: json_records(table) for name, table in self.tables.items()},
         }
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
         """All tables by name."""
-        return {name: getattr(self, name) for name in ("scores", "edges", "curve", "groups", "layers")}
+        return {
+            name: getattr(self, name) for name in ("scores", "edges", "curve", "groups", "layers")
+        }
 
     def to_view(self) -> View:
-        """Return what the edges carry, and tables of edges, of how much the first ones keep, and of groups."""
+        """Return what the edges carry, and tables of edges, of how much the first ones keep, and of
+        groups.
+        """
         sections = [self._edges_section()]
         if self.is_defined:
             sections.append(self._curve_section())
@@ -235,20 +284,22 @@ class Circuit(Result):
         selected = selected_note(n_edges, self.n_edges, "edge").capitalize()
         notes = (
             f"Readers: {', '.join(map(str, self.readers))}.",
-            "An edge, such as F0 → L4H1.k (label), is what a writer wrote to tokens of one role, as read by a head's "
-            "query (q), keys (k) or values (v). F0 is the FFN of layer 0, L4H1 head 1 of layer 4. Labels are taken "
-            "together, whether they equal the answer or not.",
-            "Removing an edge replaces what the writer wrote by its mean over tokens of the same role in "
-            f"{n_mean} prompts. Edges are ranked on {self.n_located} prompts and tested on {self.n_prompts} others "
-            f"with {self.n_queries} queries, which the 95% intervals resample. The largest first-order effect of the "
-            f"other {self.n_edges - n_edges:,} edges is {self.score('largest estimate left out')[0]:.3f} nats.",
-            "Log-odds drop: the drop in the answer's log-odds against the other labels when the edge is removed. "
-            f"Kept-only drop: the same in a model that keeps only the {n_edges} edges. {selected}, on the prompts "
-            "that rank edges.",
+            "An edge, such as F0 → L4H1.k (label), is what a writer wrote to tokens of one role, "
+            "as read by a head's query (q), keys (k) or values (v). F0 is the FFN of layer 0, L4H1 "
+            "head 1 of layer 4. Labels are taken together, whether they equal the answer or not.",
+            "Removing an edge replaces what the writer wrote by its mean over tokens of the same "
+            f"role in {n_mean} prompts. Edges are ranked on {self.n_located} prompts and tested on "
+            f"{self.n_prompts} others with {self.n_queries} queries, which the 95% intervals "
+            f"resample. The largest first-order effect of the other {self.n_edges - n_edges:,} "
+            f"edges is {self.score('largest estimate left out')[0]:.3f} nats.",
+            "Log-odds drop: the drop in the answer's log-odds against the other labels when the "
+            f"edge is removed. Kept-only drop: the same in a model that keeps only the {n_edges} "
+            f"edges. {selected}, on the prompts that rank edges.",
         )
         return Section(
             "The edges",
-            f"What earlier components wrote to tokens of each role, as read by the heads at {role}.",
+            "What earlier components wrote to tokens of each role, as read by the heads at "
+            f"{role}.",
             columns,
             tuple(rows),
             notes=notes,
@@ -276,12 +327,14 @@ class Circuit(Result):
                 )
             )
         note = (
-            "Faithfulness: the log-odds with only the first edges kept, on a scale from no edge (0%) to all (100%). "
-            f"Random: {self.n_random} rankings with the same number of edges for each part, role and writer's layer."
+            "Faithfulness: the log-odds with only the first edges kept, on a scale from no edge "
+            f"(0%) to all (100%). Random: {self.n_random} rankings with the same number of edges "
+            "for each part, role and writer's layer."
         )
         return Section(
             "How much the first edges carry",
-            "The edges are a circuit if a few of them alone keep the answer, and random ones do not.",
+            "The edges are a circuit if a few of them alone keep the answer, and random ones do "
+            "not.",
             columns,
             tuple(rows),
             notes=(note,),
@@ -302,12 +355,13 @@ class Circuit(Result):
             difference = signed_ends(group["difference_low"], group["difference_high"])
             rows.append((group["group"], group["effect"], interval, group["control"], difference))
         note = (
-            "Groups: edges from a third of the layers; embeddings are in the first third. Random heads: the drop "
-            "when the same group is removed from random heads of the same layers."
+            "Groups: edges from a third of the layers; embeddings are in the first third. Random "
+            "heads: the drop when the same group is removed from random heads of the same layers."
         )
         return Section(
             "Groups of edges",
-            "A group matters if removing it lowers the log-odds more than the same group into random heads does.",
+            "A group matters if removing it lowers the log-odds more than the same group into "
+            "random heads does.",
             columns,
             tuple(rows),
             notes=(note,),
@@ -322,11 +376,19 @@ def share_ends(low: float, high: float) -> str:
 def log_odds_without(
     view: ModelView, batch: PromptBatch, removed: RemovalMasks, means: Means, *, n_sets: int
 ) -> Float[Tensor, "batch set"]:
-    """Return the answer's log-odds against the other labels, nats, when each set of edges is replaced by means."""
+    """Return the answer's log-odds against the other labels, nats, when each set of edges is
+    replaced by means.
+    """
     edits = replaced_by_sets(view.model, batch, removed, means, n_sets=n_sets)
     labels, _ = score_sets(view, batch, [[edit] for edit in edits], read_labels(batch))
-    answer, choices = (x.cpu().repeat_interleave(n_sets, 0) for x in (batch.answer, batch.label_mask))
-    return label_log_odds(labels.cpu().flatten(0, 1), answer, choices=choices).float().unflatten(0, (-1, n_sets))
+    answer, choices = (
+        x.cpu().repeat_interleave(n_sets, 0) for x in (batch.answer, batch.label_mask)
+    )
+    return (
+        label_log_odds(labels.cpu().flatten(0, 1), answer, choices=choices)
+        .float()
+        .unflatten(0, (-1, n_sets))
+    )
 
 
 def locate_circuit(
@@ -341,25 +403,30 @@ def locate_circuit(
     seed: int = 0,
     run: Run | None = None,
 ) -> Circuit:
-    """Rank all edges into some heads on `prompts`, and test on `held_out` how much of the answer the top ones carry.
+    """Rank all edges into some heads on `prompts`, and test on `held_out` how much of the answer
+    the top ones carry.
 
-    An edge leads from an earlier head, FFN or embedding to a reader's queries at the tokens of the role `reader_at`, or
-    to its keys or values at tokens of one role up to there. By default, readers act at the last token; with "label",
-    the edges are those through which heads write to labels. Labels that equal the answer and other labels are one role,
-    because a set of edges that kept only the former would reveal the answer. The readers are rebuilt independently from
-    an unedited pass, so a change in one does not reach another.
+    An edge leads from an earlier head, FFN or embedding to a reader's queries at the tokens of the
+    role `reader_at`, or to its keys or values at tokens of one role up to there. By default,
+    readers act at the last token; with "label", the edges are those through which heads write to
+    labels. Labels that equal the answer and other labels are one role, because a set of edges that
+    kept only the former would reveal the answer. The readers are rebuilt independently from an
+    unedited pass, so a change in one does not reach another.
 
-    The first `n_edges` edges, the circuit, are tested one by one, and `n_random` random rankings are the control.
-    Bootstrap draws of the queries of `prompts` are ranked, too (`selected`), which keeps 8 bytes per edge and query.
-    `held_out` should have other queries than `prompts` (see `il.split_by_query`). `run` is that of `locate`;
-    its folder also holds all tables.
+    The first `n_edges` edges, the circuit, are tested one by one, and `n_random` random rankings
+    are the control. Bootstrap draws of the queries of `prompts` are ranked, too (`selected`), which
+    keeps 8 bytes per edge and query. `held_out` should have other queries than `prompts` (see
+    `il.split_by_query`). `run` is that of `locate`; its folder also holds all tables.
 
-    Raise InputError for unknown heads, more readers than half of the model's heads, prompts without an answer or with
-    one label, an unsupported family, and like `Run`.
+    Raise InputError for unknown heads, more readers than half of the model's heads, prompts without
+    an answer or with one label, an unsupported family, and like `Run`.
 
     Example:
         >>> prompts = il.load_task("sentiment-number", n=60)
-        >>> circuit = il.locate_circuit(model, *il.split_by_query(prompts, 16), ["L5H0"], n_edges=4, n_random=4)
+        >>> ranking, held_out = il.split_by_query(prompts, 16)
+        >>> circuit = il.locate_circuit(
+        ...     model, ranking, held_out, ["L5H0"], n_edges=4, n_random=4
+        ... )
         >>> circuit.to_frame("curve").columns.tolist()[:4]
         ['kept', 'share', 'faithfulness', 'low']
     """
@@ -384,7 +451,9 @@ def locate_circuit(
         "held_out": prompts_digest(testing),
     }
     # Evenly spaced, because prompts may be sorted by label.
-    mean_prompts = np.linspace(0, len(ranking) - 1, min(len(ranking), MEAN_PROMPTS)).round().astype(int)
+    mean_prompts = (
+        np.linspace(0, len(ranking) - 1, min(len(ranking), MEAN_PROMPTS)).round().astype(int)
+    )
     means = writer_means(model, ranking[mean_prompts.tolist()])
     space = EdgeSpace.of(view, heads, reader_at)
     with start(run, model, ranking, "circuit", options) as stream:
@@ -392,7 +461,9 @@ def locate_circuit(
         sets = EdgeSets.of(space, ranked.order, n_edges=n_edges, n_random=n_random, seed=seed)
         removed = sets.removal_masks(view, seed=seed)
         testing_stream = replace(stream, batch=testing, plan=plan_batches(view, testing, run))
-        log_odds = _log_odds_of_sets(view, testing, removed, means, testing_stream, n_sets=len(sets))
+        log_odds = _log_odds_of_sets(
+            view, testing, removed, means, testing_stream, n_sets=len(sets)
+        )
 
     def make_circuit() -> Circuit:
         queries = testing.queries
@@ -420,13 +491,16 @@ def _check_prompts(view: ModelView, batch: PromptBatch, reader_at: EdgeRole) -> 
         raise InputError("prompts must have at least two labels to compare, got one")
     if not bool(role_masks(batch, [reader_at]).any()):
         raise InputError(
-            f"reader_at must be a role that a prompt has, got {short_repr(reader_at)}; see batch.token_roles"
+            f"reader_at must be a role that a prompt has, got {short_repr(reader_at)}; see "
+            "batch.token_roles"
         )
 
 
 @dataclass(frozen=True)
 class _Ranked:
-    """All edges: their mean estimated effects, their order, and how often a draw has each among its first."""
+    """All edges: their mean estimated effects, their order, and how often a draw has each among its
+    first.
+    """
 
     effect: Float[np.ndarray, " edge"]
     order: Int[np.ndarray, " edge"]
@@ -434,7 +508,13 @@ class _Ranked:
 
 
 def _ranked(
-    view: ModelView, batch: PromptBatch, space: EdgeSpace, means: Means, stream: ChunkStream, *, n_edges: int
+    view: ModelView,
+    batch: PromptBatch,
+    space: EdgeSpace,
+    means: Means,
+    stream: ChunkStream,
+    *,
+    n_edges: int,
 ) -> _Ranked:
     """Rank all edges (item 2 above), in every process."""
 
@@ -454,7 +534,13 @@ def _ranked(
 
 
 def _log_odds_of_sets(
-    view: ModelView, batch: PromptBatch, removed: RemovalMasks, means: Means, stream: ChunkStream, *, n_sets: int
+    view: ModelView,
+    batch: PromptBatch,
+    removed: RemovalMasks,
+    means: Means,
+    stream: ChunkStream,
+    *,
+    n_sets: int,
 ) -> Float[np.ndarray, "prompt set"]:
     """Return `log_odds_without` of all prompts, in the main process."""
 

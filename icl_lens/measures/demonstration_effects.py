@@ -1,9 +1,12 @@
 """Measure what each demonstration adds to the answer.
 
-1. `HideDemonstration` hides one demonstration from the last position: its weights, its values, or both.
-2. `demonstration_effects` scores every prompt with each demonstration hidden, and with all of them hidden. Only the
-   last position changes, so that each costs one token. On request, it also leaves out each demonstration's text.
-3. `DemonstrationEffects` has the effects per prompt, and their means by place and label over a task.
+1. `HideDemonstration` hides one demonstration from the last position: its weights, its values, or
+   both.
+2. `demonstration_effects` scores every prompt with each demonstration hidden, and with all of them
+   hidden. Only the last position changes, so that each costs one token. On request, it also leaves
+   out each demonstration's text.
+3. `DemonstrationEffects` has the effects per prompt, and their means by place and label over a
+   task.
 
 Demonstrations keep what later tokens have read of them, unless their text is left out.
 """
@@ -44,7 +47,8 @@ from icl_lens.runs.progress import progress_switch
 Way = Literal["hidden", "keys", "values", "removed"]
 WAYS: tuple[Way, ...] = get_args(Way)
 BEGINS_TEXT = (
-    "The first one begins the text: its effect includes that of the first token, to which many heads attend by default"
+    "The first one begins the text: its effect includes that of the first token, to which many "
+    "heads attend by default"
 )
 
 
@@ -52,9 +56,10 @@ BEGINS_TEXT = (
 class HideDemonstration(Edit):
     """One demonstration, or all of them, hidden from the last position of all heads of the model.
 
-    "hidden": the last position does not attend to its tokens; other tokens get its share of attention (attention
-    knockout). This is the sum of two changes of a head's z: "keys" gives its share of attention to the other tokens and
-    keeps its values at their weights, "values" omits its values and keeps the other tokens' weights.
+    "hidden": the last position does not attend to its tokens; other tokens get its share of
+    attention (attention knockout). This is the sum of two changes of a head's z: "keys" gives its
+    share of attention to the other tokens and keeps its values at their weights, "values" omits its
+    values and keeps the other tokens' weights.
     """
 
     demonstration: int | None
@@ -82,12 +87,16 @@ class HideDemonstration(Edit):
         return True
 
     @classmethod
-    def prepare(cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None) -> Sequence[Edit]:
+    def prepare(
+        cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None
+    ) -> Sequence[Edit]:
         assert batch is not None
         tokens = demonstration_tokens(batch)
         every = tokens.any(1)
         return [
-            replace(edit, _tokens=every if edit.demonstration is None else tokens[:, edit.demonstration])
+            replace(
+                edit, _tokens=every if edit.demonstration is None else tokens[:, edit.demonstration]
+            )
             for edit in edits
         ]
 
@@ -123,7 +132,9 @@ class HideDemonstration(Edit):
     ) -> None:
         """Write z of all rows with a hidden demonstration; they attend together."""
         cache, own = rows.cache, [row for row, _, _ in members]
-        tokens = torch.stack([of_prompts(_tokens(one), rows.prompt) for _, one, _ in members], dim=1)
+        tokens = torch.stack(
+            [of_prompts(_tokens(one), rows.prompt) for _, one, _ in members], dim=1
+        )
         flags = torch.tensor([one.flags for _, one, _ in members], device=z.device).T
         hidden = HiddenKeys(tokens[..., : cache.k.shape[2]].to(z.device), *flags)
         k, v = (per_kv_head(x, cache.k.shape[1])[:, own] for x in (rows.k, rows.v))
@@ -144,11 +155,13 @@ def demonstration_tokens(batch: PromptBatch) -> Bool[Tensor, "batch demo pos"]:
 
 @dataclass(frozen=True, repr=False)
 class DemonstrationEffects(Result):
-    """What the answer loses without each demonstration, nats; positive where the demonstration helps.
+    """What the answer loses without each demonstration, nats; positive where the demonstration
+    helps.
 
-    `log_odds` is the drop in log p(target) − log Σ p(against), `log_prob` that in log p(target). `ways` says how
-    demonstrations are left out: "hidden", "keys" and "values" from what the last position reads, "removed" from the
-    text (see `demonstration_effects`). NaN where a prompt has fewer demonstrations, or nothing to compare with.
+    `log_odds` is the drop in log p(target) − log Σ p(against), `log_prob` that in log p(target).
+    `ways` says how demonstrations are left out: "hidden", "keys" and "values" from what the last
+    position reads, "removed" from the text (see `demonstration_effects`). NaN where a prompt has
+    fewer demonstrations, or nothing to compare with.
 
     Example:
         >>> effects = il.demonstration_effects(model, batch)
@@ -161,7 +174,9 @@ class DemonstrationEffects(Result):
     log_odds: Float[Tensor, "batch demo way"]
     log_prob: Float[Tensor, "batch demo way"]
     whole_log_odds: Float[Tensor, "batch way"]
-    """Drop without all demonstrations at once, which need not be the sum over them; NaN for "removed"."""
+    """Drop without all demonstrations at once, which need not be the sum over them; NaN for
+    "removed".
+    """
     whole_log_prob: Float[Tensor, "batch way"]
     ways: tuple[Way, ...]
     texts: tuple[tuple[str, ...], ...]
@@ -172,14 +187,17 @@ class DemonstrationEffects(Result):
     queries: tuple[str, ...]
     """The query of each prompt; intervals resample them."""
     begins_text: bool = False
-    """Whether the first demonstration begins a text, with the token that heads attend to when they look for nothing."""
+    """Whether the first demonstration begins a text, with the token that heads attend to when they
+    look for nothing.
+    """
     fallback_reason: str = ""
     """Why whole passes were run instead of one token per demonstration; empty if they were not."""
     edits: tuple[str, ...] = ()
     """What else edited the model throughout: open `with` blocks, and other hooks."""
 
     def of(self, outcome: Outcome | None = None) -> tuple[Tensor, Tensor]:
-        """Return effects of demonstrations [batch demo way] and of all at once [batch way] on an outcome, nats.
+        """Return effects of demonstrations [batch demo way] and of all at once [batch way] on an
+        outcome, nats.
 
         By default, it is the log-odds, or log p if no prompt has them.
         """
@@ -191,10 +209,18 @@ class DemonstrationEffects(Result):
         return self.log_prob, self.whole_log_prob
 
     def to_frame(self, *, outcome: Outcome | None = None) -> pd.DataFrame:
-        """Return one row per prompt and demonstration: text, label, the effect in each way (nats), prompt and place."""
+        """Return one row per prompt and demonstration: text, label, the effect in each way (nats),
+        prompt and place.
+        """
         effects, _ = self.of(outcome)
         rows = [
-            {"text": text, "label": label, "prompt": prompt, "place": place, "is_answer": label == self.answers[prompt]}
+            {
+                "text": text,
+                "label": label,
+                "prompt": prompt,
+                "place": place,
+                "is_answer": label == self.answers[prompt],
+            }
             | dict(zip(self.ways, effects[prompt, place].tolist(), strict=True))
             for prompt, (texts, labels) in enumerate(zip(self.texts, self.labels, strict=True))
             for place, (text, label) in enumerate(zip(texts, labels, strict=True))
@@ -202,12 +228,13 @@ class DemonstrationEffects(Result):
         return columns_first(pd.DataFrame(rows), "text", "label", *self.ways)
 
     def by_place(self, *, outcome: Outcome | None = None) -> pd.DataFrame:
-        """Return the mean over prompts at each place, for demonstrations of the answer's class and of others.
+        """Return the mean over prompts at each place, for demonstrations of the answer's class and
+        of others.
 
-        One row per place, class ("answer", "other", "both"; "other" alone if no answer is shown) and way: mean, low and
-        high (95% bootstrap interval over queries, NaN for a single one) and n, the number of prompts. Places differ
-        where order matters. Below them, the rows of place "sum" and "all at once" add all demonstrations up, and leave
-        all out together.
+        One row per place, class ("answer", "other", "both"; "other" alone if no answer is shown)
+        and way: mean, low and high (95% bootstrap interval over queries, NaN for a single one) and
+        n, the number of prompts. Places differ where order matters. Below them, the rows of place
+        "sum" and "all at once" add all demonstrations up, and leave all out together.
         """
         effects, whole = (one.double().cpu() for one in self.of(outcome))
         exists = ~effects.isnan().all(-1)
@@ -216,24 +243,46 @@ class DemonstrationEffects(Result):
             is_answer[row, : len(labels)] = torch.tensor([label == answer for label in labels])
         rows = []
         for place in range(effects.shape[1]):
-            kinds = {"answer": is_answer[:, place], "other": ~is_answer[:, place], "both": exists[:, place]}
+            kinds = {
+                "answer": is_answer[:, place],
+                "other": ~is_answer[:, place],
+                "both": exists[:, place],
+            }
             if not bool(is_answer.any()):  # answers of their own, such as capitals
                 kinds = {"other": exists[:, place]}
             for kind, chosen in kinds.items():
-                rows += self._means(effects[:, place], chosen & exists[:, place], place=place + 1, demonstrations=kind)
+                rows += self._means(
+                    effects[:, place],
+                    chosen & exists[:, place],
+                    place=place + 1,
+                    demonstrations=kind,
+                )
         is_defined = exists.any(1)  # a prompt without anything to compare with has no log-odds
         for place, values in (("sum", effects.nansum(1)), ("all at once", whole)):
             rows += self._means(values, is_defined, place=place, demonstrations="both")
         return pd.DataFrame(rows)
 
-    def _means(self, values: Float[Tensor, "batch way"], chosen: Bool[Tensor, " batch"], **about: Any) -> list[Any]:
+    def _means(
+        self, values: Float[Tensor, "batch way"], chosen: Bool[Tensor, " batch"], **about: Any
+    ) -> list[Any]:
         chosen = chosen & ~values.isnan().all(-1)
         if not bool(chosen.any()):
             return []
-        queries = [query for query, is_chosen in zip(self.queries, chosen.tolist(), strict=True) if is_chosen]
+        queries = [
+            query
+            for query, is_chosen in zip(self.queries, chosen.tolist(), strict=True)
+            if is_chosen
+        ]
         mean, low, high = mean_intervals(values[chosen].numpy(), queries)
         return [
-            {**about, "way": way, "mean": mean[i], "low": low[i], "high": high[i], "n": len(queries)}
+            {
+                **about,
+                "way": way,
+                "mean": mean[i],
+                "low": low[i],
+                "high": high[i],
+                "n": len(queries),
+            }
             for i, way in enumerate(self.ways)
             if mean[i] == mean[i]
         ]
@@ -241,8 +290,8 @@ class DemonstrationEffects(Result):
     def to_view(self) -> View:
         """Return the title and the table that `print` shows."""
         outcome = "log p" if self.of()[0] is self.log_prob else "log-odds"
-        title = f"DemonstrationEffects, nats of {outcome} that the answer loses without each demonstration"
-        title += edits_suffix(self.edits)
+        lost = f"nats of {outcome} that the answer loses without each demonstration"
+        title = f"DemonstrationEffects, {lost}{edits_suffix(self.edits)}"
         title += f"\n{BEGINS_TEXT}" * (self.begins_text and self.ways != ("values",))
         if len(self.queries) > 1:
             table = self.by_place()
@@ -261,10 +310,13 @@ class DemonstrationEffects(Result):
         strongest = table[self.ways[0]].abs().argsort().iloc[::-1][: SHOWN_ROWS - 2].sort_values()
         shown = table.iloc[strongest]
         columns = {
-            name: [*shown[name], *last] for name, last in (("text", ["sum", "all at once"]), ("label", ["", ""]))
+            name: [*shown[name], *last]
+            for name, last in (("text", ["sum", "all at once"]), ("label", ["", ""]))
         }
         for i, way in enumerate(self.ways):
-            columns[way] = [*map(signed, [*shown[way], float(effects[0, :, i].nansum()), float(whole[0, i])])]
+            columns[way] = [
+                *map(signed, [*shown[way], float(effects[0, :, i].nansum()), float(whole[0, i])])
+            ]
         return table_view(title, columns, len(table) + 2)
 
 
@@ -281,24 +333,30 @@ def demonstration_effects(
 ) -> DemonstrationEffects:
     """Return what the answer loses without each demonstration, exactly.
 
-    `ways` are how it is left out. The first three change what the last position reads, in all heads and layers:
+    `ways` are how it is left out. The first three change what the last position reads, in all heads
+    and layers:
 
-    - "hidden": no attention to the demonstration's tokens; the others get its share (attention knockout).
-    - "keys": the others get its share of attention, but its values are still read. This is what a demonstration does by
-      attracting attention.
-    - "values": its values are not read, and the others keep their weights. This is what it does by what it says.
+    - "hidden": no attention to the demonstration's tokens; the others get its share (attention
+      knockout).
+    - "keys": the others get its share of attention, but its values are still read. This is what a
+      demonstration does by attracting attention.
+    - "values": its values are not read, and the others keep their weights. This is what it does by
+      what it says.
     - "removed": the prompt is run without the demonstration's text, so that positions shift.
 
-    In each head, "keys" and "values" add up to "hidden"; through later layers, they need not. A demonstration is all
-    its tokens up to the next one, or the query. Later demonstrations keep what they have read of it, unless its text is
-    removed. `targets` and `against` are those of `head_effects`.
+    In each head, "keys" and "values" add up to "hidden"; through later layers, they need not. A
+    demonstration is all its tokens up to the next one, or the query. Later demonstrations keep what
+    they have read of it, unless its text is removed. `targets` and `against` are those of
+    `head_effects`.
 
-    Heads that look for nothing attend to the first token of the text. Begin the text with something else than a
-    demonstration (`Template(prefix=…)`, `prepend_bos=True`), or the first demonstration has the effect of this token.
+    Heads that look for nothing attend to the first token of the text. Begin the text with something
+    else than a demonstration (`Template(prefix=…)`, `prepend_bos=True`), or the first demonstration
+    has the effect of this token.
 
-    The first three ways cost one pass over the prompts, and each a token per demonstration; "removed" costs a pass per
-    demonstration. If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless `progress`
-    is False. Raise InputError for prompts without demonstrations, unknown ways, and invalid targets.
+    The first three ways cost one pass over the prompts, and each a token per demonstration;
+    "removed" costs a pass per demonstration. If this takes longer than two seconds, a terminal or
+    notebook shows a progress bar, unless `progress` is False. Raise InputError for prompts without
+    demonstrations, unknown ways, and invalid targets.
 
     Example:
         >>> effects = il.demonstration_effects(model, batch)
@@ -308,7 +366,9 @@ def demonstration_effects(
         torch.Size([1, 4, 1])
     """
     with progress_switch(progress):
-        return effects_of_demonstrations(model, batch, targets, against=against, ways=ways, pass_tokens=pass_tokens)
+        return effects_of_demonstrations(
+            model, batch, targets, against=against, ways=ways, pass_tokens=pass_tokens
+        )
 
 
 def effects_of_demonstrations(
@@ -324,7 +384,9 @@ def effects_of_demonstrations(
     """Return `demonstration_effects`, from a cache of the batch if there is one already."""
     view = ModelView.of(model)
     check_batch(batch)
-    batch.require_demonstrations("demonstration to leave out", "pass prompts with demonstrations (il.tokenize)")
+    batch.require_demonstrations(
+        "demonstration to leave out", "pass prompts with demonstrations (il.tokenize)"
+    )
     if isinstance(ways, str) or not ways:
         raise InputError(f"ways must be a list of {quoted_list(WAYS)}, got {short_repr(ways)}")
     for way in ways:
@@ -342,10 +404,14 @@ def effects_of_demonstrations(
         pass_tokens=pass_tokens,
         cached=cached,
     )
-    without = found[:, 1:].reshape(len(batch), n + 1, len(hiding), len(OUTCOMES))  # the last: all at once
+    without = found[:, 1:].reshape(
+        len(batch), n + 1, len(hiding), len(OUTCOMES)
+    )  # the last: all at once
     if "removed" in chosen:
         texts = _removed_texts(model, batch, targets, others).to(found)
-        without = torch.cat([without, functional.pad(texts, (0, 0, 0, 1), value=torch.nan)[:, :, None]], dim=2)
+        without = torch.cat(
+            [without, functional.pad(texts, (0, 0, 0, 1), value=torch.nan)[:, :, None]], dim=2
+        )
     missing = (batch.demonstration_ranges[..., 0] < 0).to(found.device)
     drops = found[:, :1, None] - without
     effects, whole = drops[:, :-1].masked_fill(missing[..., None, None], torch.nan), drops[:, -1]
@@ -368,16 +434,24 @@ def effects_of_demonstrations(
 def _removed_texts(
     model: Any, batch: PromptBatch, targets: Int[Tensor, " batch"], against: CheckedAgainst
 ) -> Float[Tensor, "batch demo outcome"]:
-    """Return the outcomes of the prompts without the text of each demonstration; NaN where there is none."""
+    """Return the outcomes of the prompts without the text of each demonstration; NaN where there is
+    none.
+    """
     tokenized = tokenizer_like(model, batch)
-    found = torch.full((*batch.label_positions.shape, len(OUTCOMES)), torch.nan, dtype=torch.float64)
+    found = torch.full(
+        (*batch.label_positions.shape, len(OUTCOMES)), torch.nan, dtype=torch.float64
+    )
     for place in range(batch.label_positions.shape[1]):
-        rows = [row for row, prompt in enumerate(batch.prompts) if place < len(prompt.demonstrations)]
+        rows = [
+            row for row, prompt in enumerate(batch.prompts) if place < len(prompt.demonstrations)
+        ]
         shown = [batch.prompts[row].demonstrations for row in rows]
         prompts = [
             replace(batch.prompts[row], demonstrations=own[:place] + own[place + 1 :])
             for row, own in zip(rows, shown, strict=True)
         ]
         log_probs = log_probs_in_passes(model, tokenized(prompts, rows))
-        found[rows, place] = answer_outcomes(log_probs, targets, against, torch.tensor(rows)).to(found)
+        found[rows, place] = answer_outcomes(log_probs, targets, against, torch.tensor(rows)).to(
+            found
+        )
     return found

@@ -24,11 +24,13 @@ class EdgeSets:
     """The edges that each test of a circuit removes. A set is named by a tuple:
 
     - ("all",), ("none",): all edges are kept, or none.
-    - ("located", size): only the first `size` edges are kept; ("random", number, size): as many of a random ranking.
+    - ("located", size): only the first `size` edges are kept; ("random", number, size): as many of
+      a random ranking.
     - ("edge", i): the i-th edge is removed; ("needed", i): only the circuit without it is kept.
-    - ("model without", j), ("circuit without", j): the j-th random half of the circuit is removed; all other edges are
-      kept, or only the rest of the circuit.
-    - ("group", name): a group is removed; ("control", name, number): the same group into random heads.
+    - ("model without", j), ("circuit without", j): the j-th random half of the circuit is removed;
+      all other edges are kept, or only the rest of the circuit.
+    - ("group", name): a group is removed; ("control", name, number): the same group into random
+      heads.
     - ("layer", input, layer): all edges from one layer to one kind of input are removed.
     """
 
@@ -45,9 +47,17 @@ class EdgeSets:
 
     @classmethod
     def of(
-        cls, space: EdgeSpace, ranked: Int[np.ndarray, " edge"], *, n_edges: int, n_random: int, seed: int
+        cls,
+        space: EdgeSpace,
+        ranked: Int[np.ndarray, " edge"],
+        *,
+        n_edges: int,
+        n_random: int,
+        seed: int,
     ) -> "EdgeSets":
-        """Return the sets of all tests; `ranked` are all edges, from the strongest to the weakest."""
+        """Return the sets of all tests; `ranked` are all edges, from the strongest to the
+        weakest.
+        """
         n = len(space)
         sizes = sorted({min(n_edges, n), *(max(1, round(share * n)) for share in SHARES)})
         sets = cls(space, ranked[:n_edges], sizes, n_random)
@@ -56,7 +66,9 @@ class EdgeSets:
         for size in sizes:
             sets._add_kept("located", size, chosen=ranked[:size])
         for number in range(n_random):
-            for size, chosen in zip(sizes, space.random_like(ranked, sizes, seed=seed + number), strict=True):
+            for size, chosen in zip(
+                sizes, space.random_like(ranked, sizes, seed=seed + number), strict=True
+            ):
                 sets._add_kept("random", number, size, chosen=chosen)
         rng = np.random.default_rng(seed)
         for number, edge in enumerate(sets.circuit):
@@ -88,9 +100,13 @@ class EdgeSets:
         return len(self.names)
 
     def removal_masks(self, view: ModelView, *, seed: int) -> RemovalMasks:
-        """Return what each set removes from the readers and, in controls of groups, from random heads."""
+        """Return what each set removes from the readers and, in controls of groups, from random
+        heads.
+        """
         removed = self.space.removal_masks(np.stack(self.masks))
-        randoms = random_head_sets(view.model, self.space.readers, draws=N_RANDOM_READERS, seed=seed)
+        randoms = random_head_sets(
+            view.model, self.space.readers, draws=N_RANDOM_READERS, seed=seed
+        )
         for number, heads in enumerate(randoms):
             space = EdgeSpace.of(view, heads, self.space.reader_at)
             masks = np.zeros((len(self), len(space)), dtype=bool)
@@ -120,23 +136,37 @@ class EdgeSets:
 
 
 class _Tables:
-    """Each set's mean log-odds, [draw set]: row 0 is over all prompts, the others are without each query."""
+    """Each set's mean log-odds, [draw set]: row 0 is over all prompts, the others are without each
+    query.
+    """
 
-    def __init__(self, sets: EdgeSets, log_odds: Float[np.ndarray, "prompt set"], queries: Sequence[str]):
+    def __init__(
+        self, sets: EdgeSets, log_odds: Float[np.ndarray, "prompt set"], queries: Sequence[str]
+    ):
         self.sets, self.space = sets, sets.space
         self.column = {name: i for i, name in enumerate(sets.names)}
         self.queries = queries
         self.means = leave_one_out_means(log_odds, queries)
         self.all_minus_none = self.mean("all") - self.mean("none")
-        self.located = np.stack([self.faithfulness("located", size) for size in sets.sizes], axis=1)  # draw, size
+        self.located = np.stack(
+            [self.faithfulness("located", size) for size in sets.sizes], axis=1
+        )  # draw, size
         self.random = np.stack(
-            [[self.faithfulness("random", number, size) for size in sets.sizes] for number in range(sets.n_random)]
+            [
+                [self.faithfulness("random", number, size) for size in sets.sizes]
+                for number in range(sets.n_random)
+            ]
         ).transpose(2, 0, 1)  # draw, ranking, size
 
     def interval(
-        self, name: str, prefix: str, values: Float[np.ndarray, " draw"], *means_of_sets: Float[np.ndarray, " set"]
+        self,
+        name: str,
+        prefix: str,
+        values: Float[np.ndarray, " draw"],
+        *means_of_sets: Float[np.ndarray, " set"],
     ) -> dict[str, float]:
-        """Return columns: `name` is the first of `values`, low and high are the ends of its interval.
+        """Return columns: `name` is the first of `values`, low and high are the ends of its
+        interval.
 
         `means_of_sets` are the random sets whose mean the value contains (see `with_random_sets`).
         """
@@ -152,7 +182,9 @@ class _Tables:
         with np.errstate(divide="ignore", invalid="ignore"):
             return (self.mean(*name) - self.mean("none")) / self.all_minus_none
 
-    def edges(self, estimates: Float[np.ndarray, " edge"], selected: Float[np.ndarray, " edge"]) -> pd.DataFrame:
+    def edges(
+        self, estimates: Float[np.ndarray, " edge"], selected: Float[np.ndarray, " edge"]
+    ) -> pd.DataFrame:
         rows = []
         circuit = self.mean("located", len(self.sets.circuit))
         for number, index in enumerate(self.sets.circuit):
@@ -184,7 +216,9 @@ class _Tables:
                     "random": float(random[0].mean()),
                     "random_low": float(random[0].min()),
                     "random_high": float(random[0].max()),
-                    **self.interval("difference", "difference_", located - random.mean(1), random[0]),
+                    **self.interval(
+                        "difference", "difference_", located - random.mean(1), random[0]
+                    ),
                 }
             )
         return pd.DataFrame(rows)
@@ -193,7 +227,9 @@ class _Tables:
         rows = []
         for name in self.space.groups:
             effect = self.mean("all") - self.mean("group", name)
-            controls = np.stack([self.mean("control", name, number) for number in range(N_RANDOM_READERS)])
+            controls = np.stack(
+                [self.mean("control", name, number) for number in range(N_RANDOM_READERS)]
+            )
             control = self.mean("all") - controls.mean(0)
             rows.append(
                 {
@@ -213,14 +249,25 @@ class _Tables:
         )
 
     def scores(self, estimates: Float[np.ndarray, " edge"]) -> pd.DataFrame:
-        scores = {"all": self.mean("all"), "none": self.mean("none"), "all − none": self.all_minus_none}
+        scores = {
+            "all": self.mean("all"),
+            "none": self.mean("none"),
+            "all − none": self.all_minus_none,
+        }
         random_areas: dict[str, Float[np.ndarray, " set"]] = {}
         for name in ("cpr", "cmd"):
             located, areas = self.area(name, self.located), self.area(name, self.random)
             random = areas.mean(1)
-            scores |= {name: located, f"{name}, random": random, f"{name}, difference": located - random}
+            scores |= {
+                name: located,
+                f"{name}, random": random,
+                f"{name}, difference": located - random,
+            }
             random_areas |= {f"{name}, random": areas[0], f"{name}, difference": areas[0]}
-        gaps = [np.abs(self.mean("model without", j) - self.mean("circuit without", j)) for j in range(N_SUBSETS)]
+        gaps = [
+            np.abs(self.mean("model without", j) - self.mean("circuit without", j))
+            for j in range(N_SUBSETS)
+        ]
         scores["completeness"] = np.mean(gaps, axis=0)
         rows = []
         for name, values in scores.items():
@@ -230,8 +277,12 @@ class _Tables:
         largest = {"value": float(others.max(initial=0)), "low": np.nan, "high": np.nan}
         return pd.DataFrame([*rows, {"name": "largest estimate left out", **largest}])
 
-    def area(self, name: str, faithfulness: Float[np.ndarray, "draw *n size"]) -> Float[np.ndarray, "draw *n"]:
-        """Return the area under F ("cpr") or |1 − F| ("cmd") by share of edges kept, with F(0) = 0 and F(1) = 1."""
+    def area(
+        self, name: str, faithfulness: Float[np.ndarray, "draw *n size"]
+    ) -> Float[np.ndarray, "draw *n"]:
+        """Return the area under F ("cpr") or |1 − F| ("cmd") by share of edges kept, with F(0) = 0
+        and F(1) = 1.
+        """
         shares = [0, *(size / len(self.space) for size in self.sets.sizes), 1]
         zero = 0 * faithfulness[..., :1]  # NaN where faithfulness is not defined
         F = np.concatenate([zero, faithfulness, zero + 1], axis=-1)

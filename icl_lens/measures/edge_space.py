@@ -1,7 +1,7 @@
 """All edges into some heads (the readers), in a fixed order, and sets of them as masks.
 
-True and false labels are one role here: a set that kept edges at true labels but not at false ones would reveal the
-answer.
+True and false labels are one role here: a set that kept edges at true labels but not at false ones
+would reveal the answer.
 """
 
 from collections.abc import Sequence
@@ -27,21 +27,32 @@ TOKEN_GROUPS = {
     "demonstrations' texts": ("text",),
     "other tokens": ("query", "last", "other"),
 }
-"""Roles of the tokens whose keys or values are read, by the words that name them in groups of edges."""
+"""Roles of the tokens whose keys or values are read, by the words that name them in groups of
+edges.
+"""
 LATER_ROLES: dict[EdgeRole, tuple[EdgeRole, ...]] = {
     "last": (),
     "text": ("query", "last"),
     "label": ("query", "last"),
 }
-"""Roles whose tokens come after all tokens of a role; for roles that are not listed, this is the last token."""
+"""Roles whose tokens come after all tokens of a role; for roles that are not listed, this is the
+last token.
+"""
 THIRDS = ("first", "middle", "last")
-CURVE_INPUTS = ("query", "keys at the labels", "keys at demonstrations' texts", "values at the labels")
+CURVE_INPUTS = (
+    "query",
+    "keys at the labels",
+    "keys at demonstrations' texts",
+    "values at the labels",
+)
 """The inputs whose edges are shown layer by layer."""
 
 
 @dataclass(frozen=True, eq=False)
 class EdgeSpace:
-    """Every edge from an earlier component to a reader's query, or to its keys or values at tokens of one role."""
+    """Every edge from an earlier component to a reader's query, or to its keys or values at tokens
+    of one role.
+    """
 
     readers: tuple[Head, ...]
     n_layers: int
@@ -53,8 +64,12 @@ class EdgeSpace:
     """Role of the tokens at which the readers act."""
 
     @classmethod
-    def of(cls, view: ModelView, readers: Sequence[Head], reader_at: EdgeRole = "last") -> "EdgeSpace":
-        """Return all edges into the readers, without those from tokens that never come before them."""
+    def of(
+        cls, view: ModelView, readers: Sequence[Head], reader_at: EdgeRole = "last"
+    ) -> "EdgeSpace":
+        """Return all edges into the readers, without those from tokens that never come before
+        them.
+        """
         writers = tuple(writer_names(view, head.layer)[:-1] for head in readers)
         own, later = EDGE_ROLES.index(reader_at), LATER_ROLES.get(reader_at, ("last",))
         read = [role for role, name in enumerate(EDGE_ROLES) if name not in later]
@@ -74,7 +89,13 @@ class EdgeSpace:
     def edge(self, number: int) -> Edge:
         """Return an edge by its position in the order."""
         reader, part, role, writer = self.index[number]
-        return Edge(self.readers[reader], PARTS[part], self.writers[reader][writer], EDGE_ROLES[role], self.reader_at)
+        return Edge(
+            self.readers[reader],
+            PARTS[part],
+            self.writers[reader][writer],
+            EDGE_ROLES[role],
+            self.reader_at,
+        )
 
     @cached_property
     def writer_layer(self) -> Int[np.ndarray, " edge"]:
@@ -88,7 +109,9 @@ class EdgeSpace:
         keys = np.column_stack([self.index[:, 1:3], self.writer_layer])
         return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
 
-    def flatten(self, values: dict[Head, Float[Tensor, "batch part edge_role _"]]) -> Float[Tensor, "batch edge"]:
+    def flatten(
+        self, values: dict[Head, Float[Tensor, "batch part edge_role _"]]
+    ) -> Float[Tensor, "batch edge"]:
         """Return the value of each edge; the last axis of `values` is each reader's writers."""
         reader, part, role, writer = torch.from_numpy(self.index).unbind(1)
         pieces = []
@@ -109,8 +132,11 @@ class EdgeSpace:
             masks[head, self.reader_at] = torch.from_numpy(mask)
         return masks
 
-    def random_like(self, ranked: Int[np.ndarray, " edge"], sizes: Sequence[int], seed: int) -> list[np.ndarray]:
-        """For each size, return random edges, as many of every stratum as in the first `size` edges of `ranked`.
+    def random_like(
+        self, ranked: Int[np.ndarray, " edge"], sizes: Sequence[int], seed: int
+    ) -> list[np.ndarray]:
+        """For each size, return random edges, as many of every stratum as in the first `size` edges
+        of `ranked`.
 
         Smaller sets are subsets of larger ones, so they follow one random ranking.
         """
@@ -151,7 +177,9 @@ class EdgeSpace:
 
     @cached_property
     def layers(self) -> dict[tuple[str, int], Bool[np.ndarray, " edge"]]:
-        """Edges by the input that they end in and by the writer's layer (−1: embeddings), for `CURVE_INPUTS`."""
+        """Edges by the input that they end in and by the writer's layer (−1: embeddings), for
+        `CURVE_INPUTS`.
+        """
         return {
             (end, layer): self.inputs[end] & (self.writer_layer == layer)
             for end in CURVE_INPUTS

@@ -1,8 +1,9 @@
-"""Measure the effect of ablating each head on the answer, the causal counterpart of contrast and increase.
+"""Measure the effect of ablating each head on the answer, the causal counterpart of contrast and
+increase.
 
-At all positions, each pass starts at the layer of the ablated heads, from the residual stream stored there, so each
-head costs about half a forward pass. At the last position only, each prompt's keys and values are computed once, and
-all heads are ablated in a few passes over single-token rows.
+At all positions, each pass starts at the layer of the ablated heads, from the residual stream
+stored there, so each head costs about half a forward pass. At the last position only, each prompt's
+keys and values are computed once, and all heads are ablated in a few passes over single-token rows.
 Source: the published version (causal location of heads).
 """
 
@@ -15,7 +16,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, check_against_ids, check_targets
+from icl_lens.attribution.scored_tokens import (
+    Against,
+    CheckedAgainst,
+    check_against_ids,
+    check_targets,
+)
 from icl_lens.edits.ablate import Ablate, Mode, Reference
 from icl_lens.edits.edit import Positions
 from icl_lens.engine.gradients import prompts_at_once, z_gradients
@@ -42,8 +48,8 @@ Algorithm = Literal["partial_forward", "prefix_cache", "gradient"]
 class HeadEffects(Result):
     """What the answer loses when each head is ablated, nats; positive where the head helps.
 
-    `log_prob` is the drop in log p(target), and `log_odds` that in log p(target) − log Σ p(against), NaN for prompts
-    that have nothing to compare with.
+    `log_prob` is the drop in log p(target), and `log_odds` that in log p(target) − log Σ
+    p(against), NaN for prompts that have nothing to compare with.
 
     Example:
         >>> effects = il.head_effects(model, batch)
@@ -56,11 +62,15 @@ class HeadEffects(Result):
     positions: Positions = "last"
     """Ablated positions: all positions of a prompt, or the last one."""
     algorithm: Algorithm = "prefix_cache"
-    """How effects were computed: "gradient" gives first-order estimates, the others are exact up to rounding."""
+    """How effects were computed: "gradient" gives first-order estimates, the others are exact up to
+    rounding.
+    """
     fallback_reason: str = ""
     """Why the prefix cache was not used for effects at the last position; empty if it was."""
     edits: tuple[str, ...] = ()
-    """What else edited the model, with and without the head: open `with` blocks, and other hooks."""
+    """What else edited the model, with and without the head: open `with` blocks, and other
+    hooks.
+    """
 
     @property
     def exact(self) -> bool:
@@ -70,12 +80,17 @@ class HeadEffects(Result):
     def top(self, k: int, *, outcome: Outcome | None = None) -> list[Head]:
         """Return the k heads with the largest mean effects over the prompts that have the outcome.
 
-        The default is the log-odds, or log p if no prompt has them. Raise InputError if no prompt has the outcome.
+        The default is the log-odds, or log p if no prompt has them. Raise InputError if no prompt
+        has the outcome.
         """
-        return largest_means({name: getattr(self, name).nanmean(0) for name in OUTCOMES}, k, outcome)
+        return largest_means(
+            {name: getattr(self, name).nanmean(0) for name in OUTCOMES}, k, outcome
+        )
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row per prompt and head: name, log_odds, log_prob (nats), prompt, layer and head."""
+        """Return one row per prompt and head: name, log_odds, log_prob (nats), prompt, layer and
+        head.
+        """
         frame = long_frame(self.log_prob, ("prompt", "layer", "head"), value="log_prob")
         frame["log_odds"] = self.log_odds.detach().float().cpu().flatten().numpy()
         return columns_first(frame, "name", "log_odds", "log_prob")
@@ -88,13 +103,16 @@ class HeadEffects(Result):
             mean = values.float().nanmean(0)
             columns[name] = [signed(float(mean[head])) for head in heads]
         n = len(self.log_prob)
-        title = f"HeadEffects, nats: {'mean over ' * (n > 1)}{plural_prompts(n)}, heads removed one by one"
-        title += edits_suffix(self.edits)
+        over = f"mean over {plural_prompts(n)}" if n > 1 else plural_prompts(n)
+        title = f"HeadEffects, nats: {over}, heads removed one by one{edits_suffix(self.edits)}"
         return table_view(title, columns, self.log_prob[0].numel())
 
 
-def largest_means(means: Mapping[Outcome, Float[Tensor, "layer head"]], k: int, outcome: Outcome | None) -> list[Head]:
-    """Return the heads with the k largest mean effects on an outcome, by default the first one that is known.
+def largest_means(
+    means: Mapping[Outcome, Float[Tensor, "layer head"]], k: int, outcome: Outcome | None
+) -> list[Head]:
+    """Return the heads with the k largest mean effects on an outcome, by default the first one that
+    is known.
 
     Raise InputError for an unknown outcome, or one that no prompt has.
     """
@@ -102,7 +120,9 @@ def largest_means(means: Mapping[Outcome, Float[Tensor, "layer head"]], k: int, 
     if outcome is not None:
         check_choice("outcome", outcome, OUTCOMES)
     if not known or outcome not in (None, *known):
-        required = "tokens to compare with; pass against=" if outcome == "log_odds" else "finite effects"
+        required = (
+            "tokens to compare with; pass against=" if outcome == "log_odds" else "finite effects"
+        )
         raise InputError(f"outcome={outcome or OUTCOMES[-1]!r} requires {required}")
     mean = means[outcome or known[0]]
     order = mean.flatten().argsort(descending=True, stable=True)[:k]
@@ -122,7 +142,8 @@ def head_effects(
     pass_tokens: int = PASS_TOKENS,
     progress: bool | None = None,
 ) -> HeadEffects:
-    """Return the effect of ablating each head on every prompt, at the last position or at all of them.
+    """Return the effect of ablating each head on every prompt, at the last position or at all of
+    them.
 
     `targets` [batch] are token ids, by default those of the answers. `against` ([batch] or [batch
     n] token ids) are the tokens that the log-odds compare them with, by default the other labels of
@@ -167,8 +188,9 @@ def head_effects(
     check_batch(batch)
     if mode != "zero" and (positions != "last" or method != "exact"):
         raise InputError(
-            f"mode must be 'zero' unless positions='last' and method='exact', got {short_repr(mode)} with "
-            f"positions={positions!r} and method={method!r}; use il.score with il.Ablate"
+            "mode must be 'zero' unless positions='last' and method='exact', got "
+            f"{short_repr(mode)} with positions={positions!r} and method={method!r}; use il.score "
+            "with il.Ablate"
         )
     tokens = outcome_tokens(view, batch, targets, against)
     with progress_switch(progress):
@@ -186,7 +208,9 @@ def exact_effects(
     *,
     pass_tokens: int = PASS_TOKENS,
 ) -> HeadEffects:
-    """Return the exact effects of ablating each head as `ablation` says, for the tokens of `outcome_tokens`."""
+    """Return the exact effects of ablating each head as `ablation` says, for the tokens of
+    `outcome_tokens`.
+    """
     found, reason = score_sets(
         view,
         batch,
@@ -195,18 +219,23 @@ def exact_effects(
         pass_tokens=pass_tokens,
     )
     drops = (found[:, :1] - found[:, 1:]).unflatten(1, (view.n_layers, view.n_heads))
-    algorithm: Algorithm = "partial_forward" if ablation.positions == "all" or reason else "prefix_cache"
+    algorithm: Algorithm = (
+        "partial_forward" if ablation.positions == "all" or reason else "prefix_cache"
+    )
     positions: Positions = "all" if ablation.positions == "all" else "last"
-    return HeadEffects(drops[..., 0], drops[..., 1], positions, algorithm, reason, active_edits(view))
+    return HeadEffects(
+        drops[..., 0], drops[..., 1], positions, algorithm, reason, active_edits(view)
+    )
 
 
 def outcome_tokens(
     view: ModelView, batch: PromptBatch, targets: Int[Tensor, " batch"] | None, against: Against
 ) -> tuple[Int[Tensor, " batch"], CheckedAgainst]:
-    """Return checked targets and the tokens to compare them with, by default the answers and the other labels.
+    """Return checked targets and the tokens to compare them with, by default the answers and the
+    other labels.
 
-    The tokens are None if there is nothing to compare with, and all -1 in rows without. Raise InputError for invalid
-    ids.
+    The tokens are None if there is nothing to compare with, and all -1 in rows without. Raise
+    InputError for invalid ids.
     """
     targets = check_targets(view, batch, targets)
     if against is not None:
@@ -225,9 +254,15 @@ def answer_outcomes(
     against: CheckedAgainst,
     prompts: Int[Tensor, " row"],
 ) -> Float[Tensor, "row outcome=2"]:
-    """Return log p(target), and the log-odds log p(target) − log Σ p(against), NaN where there are no such tokens."""
+    """Return log p(target), and the log-odds log p(target) − log Σ p(against), NaN where there are
+    no such tokens.
+    """
     own = log_probs.gather(1, targets[prompts].clone().to(log_probs.device)[:, None])
-    odds = torch.full_like(own, torch.nan) if against is None else log_odds(log_probs, own, against, prompts)
+    odds = (
+        torch.full_like(own, torch.nan)
+        if against is None
+        else log_odds(log_probs, own, against, prompts)
+    )
     return torch.cat([own, odds], dim=1)
 
 
@@ -237,20 +272,30 @@ def log_odds(
     against: Int[Tensor, "batch other"],
     prompts: Int[Tensor, " row"],
 ) -> Float[Tensor, "row 1"]:
-    """Return log p(target) − log Σ p(against), where `own` is log p(target); NaN for rows with nothing to compare."""
-    ids = against[prompts].clone().to(log_probs.device)  # a clone, because ids may be inference tensors
+    """Return log p(target) − log Σ p(against), where `own` is log p(target); NaN for rows with
+    nothing to compare.
+    """
+    ids = (
+        against[prompts].clone().to(log_probs.device)
+    )  # a clone, because ids may be inference tensors
     others = log_probs.gather(1, ids.clamp(min=0)).masked_fill(ids < 0, -torch.inf)
-    return (own - others.logsumexp(-1, keepdim=True)).masked_fill((ids < 0).all(1, keepdim=True), torch.nan)
+    return (own - others.logsumexp(-1, keepdim=True)).masked_fill(
+        (ids < 0).all(1, keepdim=True), torch.nan
+    )
 
 
 def estimated_effects(
-    view: ModelView, batch: PromptBatch, targets: Int[Tensor, " batch"], against: CheckedAgainst, positions: Positions
+    view: ModelView,
+    batch: PromptBatch,
+    targets: Int[Tensor, " batch"],
+    against: CheckedAgainst,
+    positions: Positions,
 ) -> HeadEffects:
     """Return first-order estimates of `exact_effects`.
 
-    Zeroing sets a head's z to 0, so log p drops by about `z · ∂ log p/∂z`: attribution patching towards zero. Source:
-    Nanda, "Attribution patching: activation patching at industrial scale" (2023); Syed, Rager & Conmy, arXiv
-    2310.10348.
+    Zeroing sets a head's z to 0, so log p drops by about `z · ∂ log p/∂z`: attribution patching
+    towards zero. Source: Nanda, "Attribution patching: activation patching at industrial scale"
+    (2023); Syed, Rager & Conmy, arXiv 2310.10348.
     """
 
     def drop(z: Tensor, gradient: Tensor, rows: PromptBatch) -> Float[Tensor, "batch head"]:

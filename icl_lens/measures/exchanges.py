@@ -1,9 +1,11 @@
 """Donor batches of interchange interventions on a task, and the scores of exchanges with them.
 
-1. `tower_prompts` tokenizes the donors of every prompt (see `prompts.donors`) like the prompts themselves.
-2. `exchange_scores` exchanges queries, keys or values in sets of heads, as `EXCHANGES` names them, and returns the
-   answer's log-odds without and with each exchange.
-3. `single_exchanges` makes them in one head at a time; `il.locate` averages what they cost over many prompts.
+1. `tower_prompts` tokenizes the donors of every prompt (see `prompts.donors`) like the prompts
+   themselves.
+2. `exchange_scores` exchanges queries, keys or values in sets of heads, as `EXCHANGES` names them,
+   and returns the answer's log-odds without and with each exchange.
+3. `single_exchanges` makes them in one head at a time; `il.locate` averages what they cost over
+   many prompts.
 """
 
 from collections.abc import Sequence
@@ -44,7 +46,9 @@ N_SCANNED = 12
 
 
 class Exchange(NamedTuple):
-    """What is exchanged, the donors of queries, keys and values, and the label that two towers predict."""
+    """What is exchanged, the donors of queries, keys and values, and the label that two towers
+    predict.
+    """
 
     name: str
     q: DonorName | None
@@ -74,12 +78,16 @@ SINGLE = EXCHANGES[:3]
 
 @dataclass(frozen=True)
 class ExchangeScores:
-    """Log-odds of the answer (nats) and label predicted, without exchange (set 0) and with each one."""
+    """Log-odds of the answer (nats) and label predicted, without exchange (set 0) and with each
+    one.
+    """
 
     log_odds: Float[Tensor, "prompt set"]
     """Of the answer against all other labels of the prompt."""
     partner_log_odds: Float[Tensor, "prompt set"]
-    """Of the answer against its partner, the label that it is exchanged with; the same with two labels."""
+    """Of the answer against its partner, the label that it is exchanged with; the same with two
+    labels.
+    """
     predicted: Int[Tensor, "prompt set"]
     """The most probable of the prompt's labels, as an index."""
 
@@ -90,7 +98,9 @@ class TowerPrompts:
 
     batch: PromptBatch
     positions: Int[Tensor, "prompt token"]
-    """The tokens of the labels, demonstration by demonstration; -1 where a label has fewer tokens than the longest."""
+    """The tokens of the labels, demonstration by demonstration; -1 where a label has fewer tokens
+    than the longest.
+    """
     partner: Int[Tensor, " prompt"]
     """The label that each prompt's answer is exchanged with, as an index."""
     donors: dict[str, Donor]
@@ -106,23 +116,30 @@ class TowerPrompts:
         index = list(rows)
         donors = {name: donor.select(index) for name, donor in self.donors.items()}
         answers = {name: answer[index] for name, answer in self.answers.items()}
-        return TowerPrompts(self.batch[index], self.positions[index], self.partner[index], donors, answers)
+        return TowerPrompts(
+            self.batch[index], self.positions[index], self.partner[index], donors, answers
+        )
 
 
 def tower_prompts(model: Any, batch: PromptBatch, *, own_texts: bool = True) -> TowerPrompts:
-    """Return a batch with the donors of its prompts; without `own_texts`, without those for a single demonstration.
+    """Return a batch with the donors of its prompts; without `own_texts`, without those for a
+    single demonstration.
 
-    Raise InputError for texts without demonstrations, and for prompts that do not show their answer and another label.
+    Raise InputError for texts without demonstrations, and for prompts that do not show their answer
+    and another label.
     """
     prompts = batch.prompts
     if not prompts:
-        raise InputError("batch must contain in-context prompts, got texts without demonstrations; use il.tokenize")
+        raise InputError(
+            "batch must contain in-context prompts, got texts without demonstrations; use "
+            "il.tokenize"
+        )
     partners = list(map(partner_label, prompts))
     queries = other_queries(prompts)
     if batch.decision_index is not None:
         raise InputError(
-            "prompts must have labels that part at one token, got some that begin alike and others that do not; draw "
-            "two classes per prompt (classes='binary')"
+            "prompts must have labels that part at one token, got some that begin alike and others "
+            "that do not; draw two classes per prompt (classes='binary')"
         )
     like, every = tokenizer_like(model, batch), range(len(batch))
     donors: dict[str, Donor] = {}
@@ -139,7 +156,9 @@ def tower_prompts(model: Any, batch: PromptBatch, *, own_texts: bool = True) -> 
                 batch,
                 [
                     [
-                        change(prompt, index, query) if shown.label in (prompt.answer, partner) else None
+                        change(prompt, index, query)
+                        if shown.label in (prompt.answer, partner)
+                        else None
                         for index, shown in enumerate(prompt.demonstrations)
                     ]
                     for prompt, query, partner in zip(prompts, queries, partners, strict=True)
@@ -150,8 +169,12 @@ def tower_prompts(model: Any, batch: PromptBatch, *, own_texts: bool = True) -> 
     return TowerPrompts(batch, tokens, partner, donors, answers)
 
 
-def _per_label(like: TokenizeLike, batch: PromptBatch, prompts: Sequence[Sequence[Prompt | None]]) -> Donor:
-    """Return donors that end at the last label of each prompt; None: the label keeps its own keys and values."""
+def _per_label(
+    like: TokenizeLike, batch: PromptBatch, prompts: Sequence[Sequence[Prompt | None]]
+) -> Donor:
+    """Return donors that end at the last label of each prompt; None: the label keeps its own keys
+    and values.
+    """
     rows = torch.full(batch.label_positions.shape, -1)
     some: list[Prompt] = []
     of: list[int] = []
@@ -167,17 +190,28 @@ def _per_label(like: TokenizeLike, batch: PromptBatch, prompts: Sequence[Sequenc
 
 
 def _align(
-    batch: PromptBatch, donor: PromptBatch, rows: Int[Tensor, "prompt demo"], *, has_queries: bool = True
+    batch: PromptBatch,
+    donor: PromptBatch,
+    rows: Int[Tensor, "prompt demo"],
+    *,
+    has_queries: bool = True,
 ) -> Donor:
-    """Return the donor whose row `rows` has each demonstration's label, at the same place among its demonstrations.
+    """Return the donor whose row `rows` has each demonstration's label, at the same place among its
+    demonstrations.
 
-    Labels with the same number of tokens are aligned token by token, others only at the token that scores them.
+    Labels with the same number of tokens are aligned token by token, others only at the token that
+    scores them.
     """
     tokens = batch.label_token_positions.cpu()
     n_prompts, n_demos, width = tokens.shape
-    index = torch.arange(n_demos).clamp(max=donor.label_positions.shape[1] - 1).expand(n_prompts, -1)
+    index = (
+        torch.arange(n_demos).clamp(max=donor.label_positions.shape[1] - 1).expand(n_prompts, -1)
+    )
     of_row = rows.clamp(min=0)
-    theirs, scored = donor.label_ranges.cpu()[of_row, index], donor.label_positions.cpu()[of_row, index]
+    theirs, scored = (
+        donor.label_ranges.cpu()[of_row, index],
+        donor.label_positions.cpu()[of_row, index],
+    )
     ours, own = batch.label_ranges.cpu(), batch.label_positions.cpu()
     offset = torch.arange(width)
     same = ((theirs[..., 1] - theirs[..., 0]) == (ours[..., 1] - ours[..., 0]))[..., None]
@@ -200,8 +234,9 @@ def exchange_scores(
 ) -> tuple[ExchangeScores, dict[str, Float[Tensor, "prompt label"]], str]:
     """Return the scores without exchange, followed by those of each exchange in a set of heads.
 
-    Also return the donors' own log-probabilities of the labels, and why full forward passes were used, if they were.
-    `memory` limits the keys and values that are cached at a time, bytes; one prompt runs at least.
+    Also return the donors' own log-probabilities of the labels, and why full forward passes were
+    used, if they were. `memory` limits the keys and values that are cached at a time, bytes; one
+    prompt runs at least.
     """
     layers = sorted({head.layer for _, heads in sets for head in heads})
     parts: dict[str, list[Part]] = {}
@@ -209,20 +244,32 @@ def exchange_scores(
         for name in dict.fromkeys(getattr(exchange, part) for exchange, _ in sets):
             if name is not None:
                 parts.setdefault(name, []).append(part)
-    odds, partner_odds, predicted, reasons = list[Tensor](), list[Tensor](), list[Tensor](), list[str]()
+    odds, partner_odds, predicted, reasons = (
+        list[Tensor](),
+        list[Tensor](),
+        list[Tensor](),
+        list[str](),
+    )
     own: dict[str, list[Tensor]] = {}
     n, size = len(prompts.batch), n_exchanged(view, prompts, memory)
     for start in range(0, n, size):
         piece = prompts.select(range(start, min(start + size, n)))
         recorded: dict[str, DonorRecording] = {}
         prefixes = Prefixes.of(view, piece.batch)
-        for name, some in sorted(parts.items(), key=lambda item: item[0] != "texts"):  # others begin like "texts"
-            recorded[name] = record(view, piece.donors[name], layers, some, prefixes, keep=name == "texts")
+        for name, some in sorted(
+            parts.items(), key=lambda item: item[0] != "texts"
+        ):  # others begin like "texts"
+            recorded[name] = record(
+                view, piece.donors[name], layers, some, prefixes, keep=name == "texts"
+            )
             if (log_probs := recorded[name].log_probs) is not None:
                 own.setdefault(name, []).append(log_probs.cpu())
         interchanges = [Interchange((), piece.positions)]
         for exchange, heads in sets:
-            q, k, v = (None if (name := getattr(exchange, part)) is None else recorded[name] for part in PARTS)
+            q, k, v = (
+                None if (name := getattr(exchange, part)) is None else recorded[name]
+                for part in PARTS
+            )
             interchanges.append(Interchange(tuple(heads), piece.positions, q, k, v))
         cached = prefixes.rows if prefixes.is_usable else None
         log_probs, reason = score_sets(
@@ -236,7 +283,11 @@ def exchange_scores(
         reasons.append(reason)
         odds.append(
             torch.stack(
-                [label_log_odds(one, batch.answer, choices=batch.label_mask) for one in log_probs.unbind(1)], dim=1
+                [
+                    label_log_odds(one, batch.answer, choices=batch.label_mask)
+                    for one in log_probs.unbind(1)
+                ],
+                dim=1,
             )
         )
         rows = torch.arange(len(batch))
@@ -248,17 +299,25 @@ def exchange_scores(
 
 
 def n_exchanged(view: ModelView, prompts: TowerPrompts, memory: int = BUDGET) -> int:
-    """Return how many of the prompts `exchange_scores` runs at a time; donors' caches take as much as the prompts'."""
+    """Return how many of the prompts `exchange_scores` runs at a time; donors' caches take as much
+    as the prompts'.
+    """
     options: dict[str, Any] = {"pass_tokens": PASS_TOKENS, "n_rows": 1, "attention": False}
     return max_prompts(view, prompts.batch, memory=memory // 2, **options)
 
 
 def single_exchanges(
-    view: ModelView, prompts: TowerPrompts, exchanges: Sequence[Exchange] = SINGLE, *, memory: int = BUDGET
+    view: ModelView,
+    prompts: TowerPrompts,
+    exchanges: Sequence[Exchange] = SINGLE,
+    *,
+    memory: int = BUDGET,
 ) -> tuple[Float[Tensor, "prompt exchange layer head"], str]:
-    """Return the log-odds (nats) that each exchange costs the answer if it is made in one head alone.
+    """Return the log-odds (nats) that each exchange costs the answer if it is made in one head
+    alone.
 
-    The second value is the reason why full forward passes were used, "" if the prefix cache was used.
+    The second value is the reason why full forward passes were used, "" if the prefix cache was
+    used.
     """
     sets = [(exchange, [head]) for exchange in exchanges for head in view.heads()]
     scores, _, reason = exchange_scores(view, prompts, sets, memory=memory)

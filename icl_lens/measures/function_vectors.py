@@ -1,9 +1,11 @@
-"""Function vectors: the mean output of selected heads at the last position, and its effect on other prompts.
+"""Function vectors: the mean output of selected heads at the last position, and its effect on other
+prompts.
 
-1. A head's indirect effect is how much of the answer's probability it recovers on prompts with shuffled labels when its
-   output is replaced by its mean over clean prompts.
+1. A head's indirect effect is how much of the answer's probability it recovers on prompts with
+   shuffled labels when its output is replaced by its mean over clean prompts.
 2. The function vector is the sum of the mean outputs of the heads with the largest effects.
-3. `AddVector` adds it to the residual stream after a layer, at the last position of prompts without demonstrations.
+3. `AddVector` adds it to the residual stream after a layer, at the last position of prompts without
+   demonstrations.
 
 Source: Todd et al., "Function vectors in large language models", arXiv 2310.15213, section 2.
 """
@@ -33,7 +35,8 @@ def function_vector(
     *,
     progress: bool | None = None,
 ) -> Float[Tensor, " d_model"]:
-    """Return the sum of the heads' outputs at the last position, averaged over the `reference` prompts.
+    """Return the sum of the heads' outputs at the last position, averaged over the `reference`
+    prompts.
 
     The vector is in residual-stream units and does not contain b_O. Duplicate heads count once.
 
@@ -65,7 +68,8 @@ def indirect_effects(
     *,
     progress: bool | None = None,
 ) -> Float[Tensor, "batch layer head"]:
-    """Return how much of the answer's probability (−1 to 1) each head's mean output recovers on corrupted prompts.
+    """Return how much of the answer's probability (−1 to 1) each head's mean output recovers on
+    corrupted prompts.
 
     The head's output at the last position is replaced by its mean over the last positions of the
     `reference` prompts. Averaged over `corrupted`, this is the average indirect effect of Todd et
@@ -73,11 +77,14 @@ def indirect_effects(
     for prompts without answer or target.
 
     Example:
-        >>> il.indirect_effects(model, batch, [batch]).shape == (1, model.cfg.n_layers, model.cfg.n_heads)
+        >>> effects = il.indirect_effects(model, batch, [batch])
+        >>> effects.shape == (1, model.cfg.n_layers, model.cfg.n_heads)
         True
     """
     effects = head_effects(model, corrupted, mode="mean", reference=reference, progress=progress)
     lost = effects.log_prob
     clean = log_probs_in_passes(model, corrupted).to(lost.device)
-    own = clean[torch.arange(len(clean), device=lost.device), corrupted.answer_tokens.to(lost.device)][:, None, None]
+    own = clean[
+        torch.arange(len(clean), device=lost.device), corrupted.answer_tokens.to(lost.device)
+    ][:, None, None]
     return (own - lost).exp() - own.exp()

@@ -25,7 +25,8 @@ class Generations(Result):
     """How a model continues prompts under each set of edits.
 
     Example:
-        >>> il.generate(model, batch, [[], [il.Ablate(["L5H0"])]], max_new_tokens=2).to_frame().columns.tolist()
+        >>> generations = il.generate(model, batch, [[], [il.Ablate(["L5H0"])]], max_new_tokens=2)
+        >>> generations.to_frame().columns.tolist()
         ['prompt', 'no edits', 'L5H0 zeroed']
     """
 
@@ -42,12 +43,16 @@ class Generations(Result):
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per prompt: its end, and its continuation under each set of edits."""
-        return pd.DataFrame({"prompt": self.prompts, **dict(zip(self.sets, self.texts, strict=True))})
+        return pd.DataFrame(
+            {"prompt": self.prompts, **dict(zip(self.sets, self.texts, strict=True))}
+        )
 
     def to_view(self) -> View:
         """Return the title and the table that `print` shows."""
         table = self.to_frame()
-        columns = {str(name): [repr(text)[1:-1] for text in table[name][:SHOWN_ROWS]] for name in table}
+        columns = {
+            str(name): [repr(text)[1:-1] for text in table[name][:SHOWN_ROWS]] for name in table
+        }
         title = f"Generations: {plural_prompts(len(table))} continued{edits_suffix(self.edits)}"
         return table_view(title, columns, len(table))
 
@@ -82,8 +87,9 @@ def generate(
     and edits that hold for the prompt's length only (`Patch(positions="all")`).
 
     Example:
-        >>> found = il.generate(model, batch, [[], [il.Ablate(["L5H0"])]], max_new_tokens=3, stop="love")
-        >>> len(found.texts), found.sets
+        >>> sets = [[], [il.Ablate(["L5H0"])]]
+        >>> generations = il.generate(model, batch, sets, max_new_tokens=3, stop="love")
+        >>> len(generations.texts), generations.sets
         (2, ('no edits', 'L5H0 zeroed'))
     """
     view = ModelView.of(model)
@@ -93,18 +99,21 @@ def generate(
     longest, n_ctx = int(batch.last.max()) + 1, getattr(model.cfg, "n_ctx", None)
     if max_new_tokens < 1 or (n_ctx is not None and longest + max_new_tokens > n_ctx):
         raise InputError(
-            f"max_new_tokens must be between 1 and {'any number' if n_ctx is None else n_ctx - longest}, what is left "
-            f"of the model's context, got {max_new_tokens}"
+            "max_new_tokens must be between 1 and "
+            f"{'any number' if n_ctx is None else n_ctx - longest}, what is left of the model's "
+            f"context, got {max_new_tokens}"
         )
     if not temperature >= 0:
         raise InputError(
-            f"temperature must be non-negative, got {short_repr(temperature)}; 0 takes the most probable token"
+            f"temperature must be non-negative, got {short_repr(temperature)}; 0 takes the most "
+            "probable token"
         )
     if top_k is not None:
         (top_k,) = check_integers(top_k=top_k)
     if (top_k is not None and top_k < 1) or (top_p is not None and not 0 < top_p <= 1):
         raise InputError(
-            f"top_k must be at least 1 and top_p above 0 and at most 1, got {short_repr(top_k)} and {top_p!r}"
+            f"top_k must be at least 1 and top_p above 0 and at most 1, got {short_repr(top_k)} "
+            f"and {top_p!r}"
         )
     if not all(stops):
         raise InputError("stop must not be an empty text; omit it")
@@ -136,7 +145,10 @@ def generate(
     return Generations(
         texts=tuple(tuple(_text(model.tokenizer, ids, stops) for ids in one) for one in found),
         tokens=tuple(map(tuple, found)),
-        sets=tuple(name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names)),
+        sets=tuple(
+            name if names.count(name) == 1 else f"{name} ({number})"
+            for number, name in enumerate(names)
+        ),
         prompts=batch.queries if batch.prompts else batch.texts,
         edits=active_edits(view),
     )

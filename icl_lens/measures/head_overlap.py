@@ -1,9 +1,9 @@
 """Compare two lists of heads: how many they share, and how many random lists would share.
 
 1. Count the heads of each list in each layer.
-2. In a layer of H heads, random lists of a and of b heads share a hypergeometric number of heads, on
-   average a · b / H. Layers are independent, so the number over all layers has the convolution of
-   their distributions, which is computed exactly.
+2. In a layer of H heads, random lists of a and of b heads share a hypergeometric number of heads,
+   on average a · b / H. Layers are independent, so the number over all layers has the convolution
+   of their distributions, which is computed exactly.
 3. The p-value is the probability that random lists share at least as many heads as these two.
 
 Source: docs/howto/numbers.md, overlap of two lists.
@@ -36,7 +36,9 @@ class HeadOverlap:
     expected: float
     """The number of heads that random lists share on average."""
     interval: tuple[int, int]
-    """The numbers between which random lists share heads in at least 95 % of draws, 2.5 % at most on either side."""
+    """The numbers between which random lists share heads in at least 95 % of draws, 2.5 % at most
+    on either side.
+    """
     p_value: float
     """The probability that random lists share at least as many heads; one-sided."""
 
@@ -44,18 +46,19 @@ class HeadOverlap:
         lower, upper = self.interval
         names = f" ({', '.join(map(str, self.common))})" if self.common else ""
         return (
-            f"{len(self.common)} heads are in both lists{names}, of {self.n_first} and {self.n_second} among "
-            f"{self.n_heads}; random lists with as many heads in each layer share {self.expected:.2f} on average, "
-            f"{lower} to {upper} in 95 % of draws, and at least {len(self.common)} with probability "
-            f"{self.p_value:.2g}"
+            f"{len(self.common)} heads are in both lists{names}, of {self.n_first} and "
+            f"{self.n_second} among {self.n_heads}; random lists with as many heads in each layer "
+            f"share {self.expected:.2f} on average, {lower} to {upper} in 95 % of draws, and at "
+            f"least {len(self.common)} with probability {self.p_value:.2g}"
         )
 
 
 def head_overlap(model: Any, first: Sequence[AnyHead], second: Sequence[AnyHead]) -> HeadOverlap:
-    """Compare two lists of heads of a model with random lists that have as many heads in each layer.
+    """Compare two lists of heads of a model with random lists that have as many heads in each
+    layer.
 
-    Heads are `il.Head`, pairs or names such as "L22H0"; a repeated head counts once. Two lists found on
-    the same prompts are not independent of each other: a small p-value then says little.
+    Heads are `il.Head`, pairs or names such as "L22H0"; a repeated head counts once. Two lists
+    found on the same prompts are not independent of each other: a small p-value then says little.
 
     Raise InputError for an empty list and a head that the model does not have.
 

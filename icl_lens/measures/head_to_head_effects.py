@@ -1,9 +1,12 @@
-"""Measure how an earlier component (the *writer*) affects the answer through one head (the *reader*).
+"""Measure how an earlier component (the *writer*) affects the answer through one head (the
+*reader*).
 
-Each writer is removed from the reader's query, keys or values (see `edits.edges`); the drop in the answer's score is
-the effect of the *edge* from the writer to this query, or to these keys or values.
+Each writer is removed from the reader's query, keys or values (see `edits.edges`); the drop in the
+answer's score is the effect of the *edge* from the writer to this query, or to these keys or
+values.
 
-Several readers are rebuilt independently from the same unedited pass: a change in one does not reach another.
+Several readers are rebuilt independently from the same unedited pass: a change in one does not
+reach another.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -55,9 +58,10 @@ from icl_lens.runs.progress import progress_switch, steps
 class HeadToHeadEffects(Result):
     """What the answer loses when a writer is removed from a reader's query, keys or values, nats.
 
-    A positive value means that the edge helps the answer. `log_prob` is the drop in log p(target), and `log_odds` that
-    in log p(target) − log Σ p(against), NaN for prompts that have nothing to compare with. Both are 0 where the writer
-    is not in a layer before the reader, and NaN for prompts that have no token of the chosen role.
+    A positive value means that the edge helps the answer. `log_prob` is the drop in log p(target),
+    and `log_odds` that in log p(target) − log Σ p(against), NaN for prompts that have nothing to
+    compare with. Both are 0 where the writer is not in a layer before the reader, and NaN for
+    prompts that have no token of the chosen role.
 
     Example:
         >>> edges = il.head_to_head_effects(model, batch, ["L5H0"], part="k")
@@ -72,17 +76,24 @@ class HeadToHeadEffects(Result):
     log_prob: Float[Tensor, "batch reader writer"]
     log_odds: Float[Tensor, "batch reader writer"]
     fallback_reason: str = ""
-    """Why readers at the last token took full forward passes instead of the prefix cache; empty if they did not."""
+    """Why readers at the last token took full forward passes instead of the prefix cache; empty if
+    they did not.
+    """
     edits: tuple[str, ...] = ()
-    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing edits it."""
+    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing
+    edits it.
+    """
 
     def to_frame(self) -> pd.DataFrame:
-        """Return reader, part, writer, and mean log_odds and log_prob lost over the prompts that have them.
+        """Return reader, part, writer, and mean log_odds and log_prob lost over the prompts that
+        have them.
 
         The largest effect on the log-odds comes first, or that on log p if no prompt has log-odds.
         """
         readers = [str(head) for head in self.readers for _ in self.writers]
-        frame = pd.DataFrame({"reader": readers, "part": self.part, "writer": self.writers * len(self.readers)})
+        frame = pd.DataFrame(
+            {"reader": readers, "part": self.part, "writer": self.writers * len(self.readers)}
+        )
         for name in ("log_odds", "log_prob"):
             frame[name] = getattr(self, name).double().nanmean(0).flatten().cpu().numpy()
         order = ["log_odds", "log_prob"]  # all equal if no prompt has log-odds
@@ -92,11 +103,14 @@ class HeadToHeadEffects(Result):
         """Return the title and the table that `print` shows."""
         frame = self.to_frame()
         shown = frame.head(SHOWN_ROWS // 2)
-        columns: dict[str, list[Any]] = {name: shown[name].tolist() for name in ("reader", "part", "writer")}
+        columns: dict[str, list[Any]] = {
+            name: shown[name].tolist() for name in ("reader", "part", "writer")
+        }
         columns["log-odds lost"] = [signed(value) for value in shown["log_odds"]]
         columns["log p lost"] = [signed(value) for value in shown["log_prob"]]
         n = len(self.log_prob)
-        title = f"HeadToHeadEffects, nats: {'mean over ' * (n > 1)}{plural_prompts(n)}{edits_suffix(self.edits)}"
+        over = f"mean over {plural_prompts(n)}" if n > 1 else plural_prompts(n)
+        title = f"HeadToHeadEffects, nats: {over}{edits_suffix(self.edits)}"
         return table_view(title, columns, len(frame))
 
 
@@ -147,7 +161,8 @@ def head_to_head_effects(
     cannot be reproduced.
 
     Example:
-        >>> edges = il.head_to_head_effects(model, batch, ["L5H0"], part="q", writers=["L2H0", "F3"])
+        >>> writers = ["L2H0", "F3"]
+        >>> edges = il.head_to_head_effects(model, batch, ["L5H0"], part="q", writers=writers)
         >>> edges.log_prob.shape, edges.fallback_reason
         (torch.Size([1, 1, 2]), '')
         >>> moved = il.head_to_head_effects(
@@ -164,20 +179,28 @@ def head_to_head_effects(
     if not heads:
         raise InputError("readers must name at least one head, got none; pass e.g. ['L2H1']")
     if part == "q" and at != "all" and at != reader_at:
-        raise InputError(f"at must be 'all' or {reader_at!r} like reader_at for queries, got {short_repr(at)}")
+        raise InputError(
+            f"at must be 'all' or {reader_at!r} like reader_at for queries, got {short_repr(at)}"
+        )
     names = chosen_writers(view, heads, writers)
     texts = tuple(map(writer_text, names))
     means = None if reference is None else writer_means(model, reference)
     if method == "gradient":
         if targets is not None or against is not None:
-            raise InputError("targets and against must be omitted for method='gradient', which scores the answers")
+            raise InputError(
+                "targets and against must be omitted for method='gradient', which scores the "
+                "answers"
+            )
         with progress_switch(progress):
             return _estimated(model, batch, heads, names, part, at, reader_at, means)
     targets, others = outcome_tokens(view, batch, targets, against)
     masks, read_by = _token_masks(batch, at), _token_masks(batch, reader_at)
     for name, value, mask in (("at", at, masks), ("reader_at", reader_at, read_by)):
         if not bool(mask.any()):
-            raise InputError(f"{name} must be a role that a prompt has, got {short_repr(value)}; see batch.token_roles")
+            raise InputError(
+                f"{name} must be a role that a prompt has, got {short_repr(value)}; see "
+                "batch.token_roles"
+            )
     places = positions_in(read_by[:, 0])
     n_places = places.shape[1]
     chains = tuple(name for name in names if isinstance(name, tuple))
@@ -186,19 +209,26 @@ def head_to_head_effects(
         if not bool((role_masks(batch, [chain[0].reader_at]) & read).any()):
             name, got = ("reader_at", reader_at) if part == "q" else ("at", at)
             raise InputError(
-                f"{name} must be {chain[0].reader_at!r} like reader_at of the writer, got {short_repr(got)}"
+                f"{name} must be {chain[0].reader_at!r} like reader_at of the writer, got "
+                f"{short_repr(got)}"
             )
     index = [[writer_index(view, name, head, chains) for name in names] for head in heads]
     # Indices into `heads` and `names` of each reader and earlier writer, in the order of `new_z`.
-    pairs = [(i, j) for i in range(len(heads)) for j in range(len(names)) if index[i][j] is not None]
+    pairs = [
+        (i, j) for i in range(len(heads)) for j in range(len(names)) if index[i][j] is not None
+    ]
     if not pairs:
-        raise InputError(f"writers must include one in a layer before a reader, got {', '.join(texts)}")
+        raise InputError(
+            f"writers must include one in a layer before a reader, got {', '.join(texts)}"
+        )
 
     def rebuild_z(acts: Activations, prompts: list[int]) -> Tensor:
         found, more = list[Tensor](), chain_vectors(acts, chains, means)
         for head, columns in zip(heads, index, strict=True):
             if earlier := [column for column in columns if column is not None]:
-                z = Reader(acts, head, means, places[prompts], more).z_without_each(part, masks[prompts])[:, 0]
+                z = Reader(acts, head, means, places[prompts], more).z_without_each(
+                    part, masks[prompts]
+                )[:, 0]
                 found.append(z[:, earlier].flatten(1, 2))
         return torch.cat(found, dim=1)
 
@@ -223,9 +253,13 @@ def head_to_head_effects(
         )
     drops = scores.new_zeros(len(batch), len(heads), len(names), scores.shape[-1])
     drops[:, [i for i, _ in pairs], [j for _, j in pairs]] = scores[:, :1] - scores[:, 1:]
-    has_tokens = torch.stack([_has_tokens(batch, name, read) for name in names], dim=1) & read_by.any(2)
+    has_tokens = torch.stack(
+        [_has_tokens(batch, name, read) for name in names], dim=1
+    ) & read_by.any(2)
     drops = drops.masked_fill(~has_tokens.to(drops.device)[:, None, :, None], torch.nan)
-    return HeadToHeadEffects(heads, texts, part, drops[..., 0], drops[..., 1], reason, active_edits(view))
+    return HeadToHeadEffects(
+        heads, texts, part, drops[..., 0], drops[..., 1], reason, active_edits(view)
+    )
 
 
 def _estimated(
@@ -238,15 +272,20 @@ def _estimated(
     reader_at: EdgeRole | TokenPositions,
     means: Means | None,
 ) -> HeadToHeadEffects:
-    """Return the estimates of `estimate_effects` for some writers, 0 where a writer is not before the reader."""
+    """Return the estimates of `estimate_effects` for some writers, 0 where a writer is not before
+    the reader.
+    """
     role = reader_at if part == "q" else at
     for name, value in (("reader_at", reader_at), ("at", role)):
         if value not in EDGE_ROLES:
             raise InputError(
-                f"{name} must be a role for method='gradient', got {short_repr(value)}; use one of {EDGE_ROLES}"
+                f"{name} must be a role for method='gradient', got {short_repr(value)}; use one of "
+                f"{EDGE_ROLES}"
             )
     if any(isinstance(writer, tuple) for writer in writers):
-        raise InputError("writers must be heads, FFNs or embeddings for method='gradient', got a chain")
+        raise InputError(
+            "writers must be heads, FFNs or embeddings for method='gradient', got a chain"
+        )
     view, column = ModelView.of(model), EDGE_ROLES.index(cast(EdgeRole, role))
     effects = torch.zeros(len(batch), len(readers), len(writers))
     estimates = estimate_effects(model, batch, readers, means, cast(EdgeRole, reader_at))
@@ -258,16 +297,28 @@ def _estimated(
                 effects[:, place, number] = of_reader[:, earlier.index(writer)]
     names = tuple(map(writer_text, writers))
     return HeadToHeadEffects(
-        tuple(readers), names, part, torch.full_like(effects, torch.nan), effects, "", active_edits(view)
+        tuple(readers),
+        names,
+        part,
+        torch.full_like(effects, torch.nan),
+        effects,
+        "",
+        active_edits(view),
     )
 
 
 def estimate_effects(
-    model: Any, batch: PromptBatch, readers: Sequence[Head], means: Means | None, reader_at: EdgeRole = "last"
+    model: Any,
+    batch: PromptBatch,
+    readers: Sequence[Head],
+    means: Means | None,
+    reader_at: EdgeRole = "last",
 ) -> dict[Head, Float[Tensor, "batch part edge_role _"]]:
-    """Estimate the effects of single edges on the answer's log-odds, by reader; the last axis has its writers.
+    """Estimate the effects of single edges on the answer's log-odds, by reader; the last axis has
+    its writers.
 
-    The reader's z without the writer is exact; its effect on the log-odds is linearized. Roles are `EDGE_ROLES`.
+    The reader's z without the writer is exact; its effect on the log-odds is linearized. Roles are
+    `EDGE_ROLES`.
     """
     view, masks = ModelView.of(model), role_masks(batch)
     places = positions_in(role_masks(batch, [reader_at])[:, 0])
@@ -295,7 +346,9 @@ def estimate_effects(
 def chosen_writers(
     view: ModelView, readers: Sequence[Head], writers: Sequence[AnyHead | Edge | Chain] | None
 ) -> tuple[str | Chain, ...]:
-    """Return the names of writers, and chains; by default, all heads in layers before the last reader."""
+    """Return the names of writers, and chains; by default, all heads in layers before the last
+    reader.
+    """
     if writers is None:
         last_layer = max(head.layer for head in readers)
         return tuple(str(head) for head in view.heads() if head.layer < last_layer)
@@ -309,7 +362,9 @@ def chosen_writers(
 
     names = list(map(named, writers))
     if not names:
-        raise InputError("writers must name at least one head, FFN or embedding, got none; omit it for all heads")
+        raise InputError(
+            "writers must name at least one head, FFN or embedding, got none; omit it for all heads"
+        )
     return tuple(dict.fromkeys(names))
 
 
@@ -318,18 +373,28 @@ def _token_masks(batch: PromptBatch, at: EdgeRole | TokenPositions) -> Bool[Tens
     if isinstance(at, str) and at in (*ROLES, "label"):
         return role_masks(batch, [cast(EdgeRole, at)])
     mask = torch.zeros_like(batch.tokens, dtype=torch.bool)
-    for row, positions in enumerate(resolve_positions(cast(TokenPositions, at), (batch.last + 1).tolist())):
+    for row, positions in enumerate(
+        resolve_positions(cast(TokenPositions, at), (batch.last + 1).tolist())
+    ):
         mask[row, positions] = True
     return mask[:, None]
 
 
-def _has_tokens(batch: PromptBatch, writer: str | Chain, read: Bool[Tensor, "batch 1 pos"]) -> Bool[Tensor, " batch"]:
-    """Return for which prompts some of the tokens that are read exist, and of a chain, those of its edges as well."""
+def _has_tokens(
+    batch: PromptBatch, writer: str | Chain, read: Bool[Tensor, "batch 1 pos"]
+) -> Bool[Tensor, " batch"]:
+    """Return for which prompts some of the tokens that are read exist, and of a chain, those of its
+    edges as well.
+    """
     if isinstance(writer, str):
         return read.flatten(1).any(1)
     own = read & role_masks(batch, [writer[0].reader_at])
     edges = [
-        _has_tokens(batch, cast(str | Chain, edge.writer), own if edge.part == "q" else role_masks(batch, [edge.role]))
+        _has_tokens(
+            batch,
+            cast(str | Chain, edge.writer),
+            own if edge.part == "q" else role_masks(batch, [edge.role]),
+        )
         for edge in writer
     ]
     return own.flatten(1).any(1) & torch.stack(edges).any(0)
@@ -338,7 +403,9 @@ def _has_tokens(batch: PromptBatch, writer: str | Chain, read: Bool[Tensor, "bat
 def log_odds_gradients(
     view: ModelView, batch: PromptBatch, hooks: Iterable[tuple[str, Callable[..., Any]]] = ()
 ) -> Sequence[Float[Tensor, "batch pos head d_head"]]:
-    """Return each layer's gradient of the answer's log-odds with respect to z; `hooks` are those of `z_gradients`."""
+    """Return each layer's gradient of the answer's log-odds with respect to z; `hooks` are those of
+    `z_gradients`.
+    """
 
     def of_answer(log_probs: Tensor) -> Float[Tensor, "batch 1"]:
         own = log_probs.gather(1, batch.answer_tokens.clone().to(log_probs.device)[:, None])

@@ -1,7 +1,8 @@
 """Locate the heads with the largest mean score over any number of prompts.
 
-1. The prompts run in batches (`runs.stream`), each of which gives every prompt's scores of all heads. `DirectScores`,
-   `Effects` and `Exchanges` compute them, for the scores of `icl_lens.head_scores`.
+1. The prompts run in batches (`runs.stream`), each of which gives every prompt's scores of all
+   heads. `DirectScores`, `Effects` and `Exchanges` compute them, for the scores of
+   `icl_lens.head_scores`.
 2. `mean_scores` makes means, intervals and `selected` of them.
 
 Source: docs/howto/numbers.md.
@@ -76,36 +77,42 @@ def locate(
     seed: int = 0,
     run: Run | None = None,
 ) -> LocatedHeads:
-    """Locate the k heads with the largest mean score over any number of prompts (default: 12, or all if fewer).
+    """Locate the k heads with the largest mean score over any number of prompts (default: 12, or
+    all if fewer).
 
     `by` is the score (docs/howto/numbers.md has the definitions), in nats:
 
     - "contrast": what a head adds to log p(target) − log Σ p(against);
     - "increase": what a head adds to log p(target), as in the paper;
-    - "effect": what the log-odds, or log p where there is nothing to compare with, lose if the head is zeroed at the
-      last position, or at all `positions`, which takes much longer; `method="gradient"` is a first-order estimate;
-    - "exchange": what the log-odds lose if the head's query at the last position is that of the same demonstrations
-      with a query of the other class. The table also has what exchanging keys or values costs.
+    - "effect": what the log-odds, or log p where there is nothing to compare with, lose if the head
+      is zeroed at the last position, or at all `positions`, which takes much longer;
+      `method="gradient"` is a first-order estimate;
+    - "exchange": what the log-odds lose if the head's query at the last position is that of the
+      same demonstrations with a query of the other class. The table also has what exchanging keys
+      or values costs.
 
-    The default is "contrast", or "increase" if there is no token to compare with. `targets` defaults to the answers,
-    `against` to the other labels of each prompt. `final_norm` and `bias` are those of contrasts and increases
-    (`Readout`).
+    The default is "contrast", or "increase" if there is no token to compare with. `targets`
+    defaults to the answers, `against` to the other labels of each prompt. `final_norm` and `bias`
+    are those of contrasts and increases (`Readout`).
 
-    A head may rank first and have no effect, because later components compensate for it. So the first k heads are also
-    zeroed, one at a time, at the last position (the score "effect"), unless `with_effects` is False.
+    A head may rank first and have no effect, because later components compensate for it. So the
+    first k heads are also zeroed, one at a time, at the last position (the score "effect"), unless
+    `with_effects` is False.
 
-    On `held_out` prompts, which should have other queries (`il.split_by_query`), the first k heads, at most half of the
-    model's, are zeroed jointly, beside `n_random` random sets of heads of the same layers (`ablate_with_controls`).
-    What the answer loses is the first sentence of the result, because a list of heads that were chosen on some prompts
-    says little about others.
+    On `held_out` prompts, which should have other queries (`il.split_by_query`), the first k heads,
+    at most half of the model's, are zeroed jointly, beside `n_random` random sets of heads of the
+    same layers (`ablate_with_controls`). What the answer loses is the first sentence of the result,
+    because a list of heads that were chosen on some prompts says little about others.
 
-    Intervals are 95% intervals over queries, because prompts with the same query are not independent. `selected` says
-    how firm the list is: in which share of draws of queries each head is among the first k. Memory grows by a few
-    numbers per prompt and head. `run` says how the prompts run; its folder holds every prompt's scores, heads.parquet
-    and heads.csv (the table), and result.json.
+    Intervals are 95% intervals over queries, because prompts with the same query are not
+    independent. `selected` says how firm the list is: in which share of draws of queries each head
+    is among the first k. Memory grows by a few numbers per prompt and head. `run` says how the
+    prompts run; its folder holds every prompt's scores, heads.parquet and heads.csv (the table),
+    and result.json.
 
-    Raise InputError for an invalid `by`, `k`, `targets` or `against`, for options of another score, for scores that
-    are not finite, by exchange for prompts that do not demonstrate their answer and another label, and like `Run`.
+    Raise InputError for an invalid `by`, `k`, `targets` or `against`, for options of another score,
+    for scores that are not finite, by exchange for prompts that do not demonstrate their answer and
+    another label, and like `Run`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -122,14 +129,18 @@ def locate(
     k = check_k(min(N_LOCATED, n_heads) if k is None else k, n_heads, "heads")
     (n_random,) = check_at_least(MIN_RANDOM_SETS, n_random=n_random)
     (seed,) = check_integers(seed=seed)
-    check_score_options(by, targets, against, positions=positions, method=method, final_norm=final_norm, bias=bias)
+    check_score_options(
+        by, targets, against, positions=positions, method=method, final_norm=final_norm, bias=bias
+    )
     measured: HeadMeasure
     if by == "effect":
         measured = Effects.of(view, batch, targets, against, positions=positions, method=method)
     elif by == "exchange":
         measured = Exchanges(view, tower_prompts(model, batch, own_texts=False), as_run(run).memory)
     else:
-        measured = DirectScores.of(model, batch, by, targets, against, final_norm=final_norm, bias=bias, run=run)
+        measured = DirectScores.of(
+            model, batch, by, targets, against, final_norm=final_norm, bias=bias, run=run
+        )
     effect_tokens = None
     if with_effects and by != "effect":
         effect_tokens = outcome_tokens(view, batch, targets, against)
@@ -137,9 +148,17 @@ def locate(
     if held_out is not None:
         tested = held_out if isinstance(held_out, PromptBatch) else tokenize(model, held_out)
         removal_run = as_run(run).part("removal")
-        remove_jointly = partial(ablate_with_controls, model, tested, n_random=n_random, seed=seed, run=removal_run)
+        remove_jointly = partial(
+            ablate_with_controls, model, tested, n_random=n_random, seed=seed, run=removal_run
+        )
     return mean_over_prompts(
-        measured, view, batch, k=k, run=run, effect_tokens=effect_tokens, remove_jointly=remove_jointly
+        measured,
+        view,
+        batch,
+        k=k,
+        run=run,
+        effect_tokens=effect_tokens,
+        remove_jointly=remove_jointly,
     )
 
 
@@ -159,11 +178,17 @@ def check_score_options(
     if by is not None:
         check_choice("by", by, SCORES)
     if by != "effect" and (positions, method) != ("last", "exact"):
-        raise InputError(f"positions and method must be omitted with by={by!r}; only by='effect' zeroes heads")
+        raise InputError(
+            f"positions and method must be omitted with by={by!r}; only by='effect' zeroes heads"
+        )
     if by in ("effect", "exchange") and (final_norm, bias) != ("frozen", True):
-        raise InputError(f"final_norm and bias must be omitted with by={by!r}, which reads the model's output")
+        raise InputError(
+            f"final_norm and bias must be omitted with by={by!r}, which reads the model's output"
+        )
     if by == "exchange" and not (targets is None and against is None):
-        raise InputError("targets and against must be omitted with by='exchange', which compares labels")
+        raise InputError(
+            "targets and against must be omitted with by='exchange', which compares labels"
+        )
 
 
 @runtime_checkable
@@ -198,16 +223,22 @@ def mean_over_prompts(
 ) -> LocatedHeads:
     """Return the heads with the largest mean of a measured score.
 
-    `effect_tokens` are the targets, and what they are compared with, of the effects of the first k heads, if these are
-    to be measured. `remove_jointly` tests them on held-out prompts.
+    `effect_tokens` are the targets, and what they are compared with, of the effects of the first k
+    heads, if these are to be measured. `remove_jointly` tests them on held-out prompts.
     """
-    with start(run, view.model, batch, measured.by, measured.options(), plan=measured.plan(run)) as stream:
+    with start(
+        run, view.model, batch, measured.by, measured.options(), plan=measured.plan(run)
+    ) as stream:
         columns = stream.map("part", measured.measure)
-        located = stream.distributed.run_on_main(lambda: _located_heads(measured, view, batch, columns, k))
+        located = stream.distributed.run_on_main(
+            lambda: _located_heads(measured, view, batch, columns, k)
+        )
         if effect_tokens is not None:
             removed = RemovedHeads(view, batch, located.heads, *effect_tokens, measured.by)
             lost = stream.map(f"{EFFECTS}{k}", removed.measure)
-            located = stream.distributed.run_on_main(lambda: removed.added_to(located, lost["effect"]))
+            located = stream.distributed.run_on_main(
+                lambda: removed.added_to(located, lost["effect"])
+            )
         if remove_jointly is not None:
             n_removed = len(view.heads()) // 2  # random sets need as many other heads
             removal = remove_jointly(located.heads[:n_removed])
@@ -218,7 +249,11 @@ def mean_over_prompts(
 
 
 def _located_heads(
-    measured: HeadMeasure, view: ModelView, batch: PromptBatch, columns: dict[str, np.ndarray], k: int
+    measured: HeadMeasure,
+    view: ModelView,
+    batch: PromptBatch,
+    columns: dict[str, np.ndarray],
+    k: int,
 ) -> LocatedHeads:
     """Return the means of measured columns, which have one row per prompt."""
     columns = dict(columns)
@@ -255,7 +290,9 @@ def _counts(names: np.ndarray) -> dict[Any, int]:
 
 @dataclass(frozen=True, eq=False)
 class DirectScores:
-    """What heads add to log p(target) ("increase") or to the log-odds against other tokens ("contrast")."""
+    """What heads add to log p(target) ("increase") or to the log-odds against other tokens
+    ("contrast").
+    """
 
     model: Any
     batch: PromptBatch
@@ -285,7 +322,9 @@ class DirectScores:
         """Return the score of checked tokens; raise InputError like `choose_tokens`."""
         view = ModelView.of(model)
         tokens = choose_tokens(view, batch, by, targets, against)
-        digests = tensors_digest(targets=targets, against=batch.against if against is None else against)
+        digests = tensors_digest(
+            targets=targets, against=batch.against if against is None else against
+        )
         n_captured = len(plan_batches(view, batch, run)[0])  # as many of the longest prompts fit
         return cls(model, batch, *tokens, final_norm, bias, digests, n_captured)
 
@@ -293,14 +332,19 @@ class DirectScores:
         return {"final_norm": self.final_norm, "bias": self.bias, **self.digests}
 
     def plan(self, run: Run | None) -> Plan:
-        """Return the rows of each batch; for increases, of groups that share one product of W_O and W_U per head.
+        """Return the rows of each batch; for increases, of groups that share one product of W_O and
+        W_U per head.
 
         Without groups, each head of each prompt is multiplied by W_U (`every_head_increase`).
         """
         view = ModelView.of(self.model)
         batches = plan_batches(view, self.batch, run)
         n_to_fold = min_prompts_to_fold(view.d_head, view.d_model)
-        if self.by == "contrast" or as_run(run).batch_size is not None or len(self.batch) < n_to_fold:
+        if (
+            self.by == "contrast"
+            or as_run(run).batch_size is not None
+            or len(self.batch) < n_to_fold
+        ):
             return batches
         n_logit_rows = LOGIT_BYTES // (view.model.W_U.shape[1] * 4)
         prompt_bytes = view.n_layers * (view.n_heads * view.d_head + view.d_model) * 4
@@ -401,7 +445,9 @@ class RemovedHeads:
     targets: Int[Tensor, " prompt"]
     against: CheckedAgainst
     by: Score
-    """The score that located the heads: by increases the answer loses log p, by the others log-odds."""
+    """The score that located the heads: by increases the answer loses log p, by the others
+    log-odds.
+    """
 
     @property
     def outcome(self) -> Outcome:
@@ -421,7 +467,9 @@ class RemovedHeads:
         scores = by_outcome[..., OUTCOMES_OF_ANSWER.index(self.outcome)]
         return {"effect": (scores[:, :1] - scores[:, 1:]).cpu()}
 
-    def added_to(self, located: LocatedHeads, lost: Float[np.ndarray, "prompt head"]) -> LocatedHeads:
+    def added_to(
+        self, located: LocatedHeads, lost: Float[np.ndarray, "prompt head"]
+    ) -> LocatedHeads:
         """Return located heads with their mean effects; those of other heads are NaN."""
         is_measured = np.asarray(~np.isnan(lost).all(1))
         queries = [self.batch.queries[row] for row in np.flatnonzero(is_measured).tolist()]
@@ -438,10 +486,11 @@ class RemovedHeads:
 
 @dataclass(frozen=True, eq=False)
 class Exchanges:
-    """What the log-odds lose when each head alone takes its query, keys or values from a donor prompt.
+    """What the log-odds lose when each head alone takes its query, keys or values from a donor
+    prompt.
 
-    Donors are made once, from all prompts: the query that takes a prompt's place comes from another one. What a batch
-    gives therefore does not depend on how prompts are divided into batches.
+    Donors are made once, from all prompts: the query that takes a prompt's place comes from another
+    one. What a batch gives therefore does not depend on how prompts are divided into batches.
     """
 
     view: ModelView
@@ -463,11 +512,15 @@ class Exchanges:
 
 
 def with_predicted_answers(model: Any, batch: PromptBatch) -> PromptBatch:
-    """Return the batch with the model's most probable label as the answer of prompts that have none."""
+    """Return the batch with the model's most probable label as the answer of prompts that have
+    none.
+    """
     if bool((batch.answer >= 0).all()):
         return batch
     predicted = []
     for prompts in batch.split(MAX_ROWS):
         predicted.append(most_probable(score(model, prompts), prompts.label_mask))
-    answer = torch.where(batch.answer < 0, torch.cat(predicted).to(batch.answer.device), batch.answer)
+    answer = torch.where(
+        batch.answer < 0, torch.cat(predicted).to(batch.answer.device), batch.answer
+    )
     return with_answers(batch, answer)

@@ -1,4 +1,6 @@
-"""The result of `il.locate`: every head's mean score over prompts, the first k heads, and a sentence on them."""
+"""The result of `il.locate`: every head's mean score over prompts, the first k heads, and a
+sentence on them.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -55,9 +57,10 @@ class LocatedHeads(Result):
     by: Score
     """The score that ranks heads."""
     scores: dict[str, MeanScore]
-    """The score `by`, and others that were measured with it: of an exchange of the query, also those of
-    `keys` and `values`; of the log-odds that are lost, also the `log_prob`; otherwise the `effect` of
-    zeroing each of the first `k` heads alone, which is NaN for other heads."""
+    """The score `by`, and others that were measured with it: of an exchange of the query, also
+    those of `keys` and `values`; of the log-odds that are lost, also the `log_prob`; otherwise the
+    `effect` of zeroing each of the first `k` heads alone, which is NaN for other heads.
+    """
     k: int
     """Number of heads of the list, which `selected` refers to."""
     n_prompts: int
@@ -106,9 +109,9 @@ class LocatedHeads(Result):
     def to_frame(self) -> pd.DataFrame:
         """Return one row per head, largest score first.
 
-        The columns are name; score, low and high: the mean of the score `by` (nats) and its interval;
-        selected, the share of draws of queries in which the head is among the first `k`; the other
-        scores, each with its interval; rank, layer and head.
+        The columns are name; score, low and high: the mean of the score `by` (nats) and its
+        interval; selected, the share of draws of queries in which the head is among the first `k`;
+        the other scores, each with its interval; rank, layer and head.
         """
         heads = self.top(self.n_heads)
         index = tuple(np.array(heads).T)
@@ -127,26 +130,37 @@ class LocatedHeads(Result):
 
     @property
     def finding(self) -> str:
-        """What held-out prompts lose without the first `k` heads; without such prompts, `table_finding`."""
+        """What held-out prompts lose without the first `k` heads; without such prompts,
+        `table_finding`.
+        """
         if self.removal is None:
             return self.table_finding
         return f"{self.removal.finding} {self._held_out_sentence(self.removal)}"
 
     @property
     def table_finding(self) -> str:
-        """How many of the first `k` heads have a score above zero, and what zeroing each alone does."""
+        """How many of the first `k` heads have a score above zero, and what zeroing each alone
+        does.
+        """
         options: dict[str, Any] = {"n_heads": self.n_heads}
         if self.removal is not None:
             options["joint_removal"] = ""
         return list_finding(self.to_frame(), self.k, SCORE_NAMES[self.by], **options).strip()
 
     def _held_out_sentence(self, removal: ControlledAblation) -> str:
-        """Return a sentence on log-odds and accuracy with and without the heads, on held-out prompts."""
+        """Return a sentence on log-odds and accuracy with and without the heads, on held-out
+        prompts.
+        """
         queries = "with other queries"
         if self.n_shared_queries:
             n_queries = len(set(removal.queries))
-            queries = f"although {self.n_shared_queries} of their {n_queries} queries were used to locate the heads"
-        where = f"On {plural_prompts(len(removal.queries))} that did not locate the heads ({queries})"
+            queries = (
+                f"although {self.n_shared_queries} of their {n_queries} queries were used to "
+                "locate the heads"
+            )
+        where = (
+            f"On {plural_prompts(len(removal.queries))} that did not locate the heads ({queries})"
+        )
         if len(removal.labels) < 2:
             correct = _under_conditions(removal, "over_vocabulary", percent)
             return f"{where}, accuracy is {correct}."
@@ -159,14 +173,19 @@ class LocatedHeads(Result):
         """Return a few sentences on the score, the number of prompts, and the intervals."""
         sentences = [self._method()]
         sentences.append(
-            f"Means over {plural_prompts(self.n_prompts)}, with 95% intervals over {self.n_queries:,} distinct queries."
+            f"Means over {plural_prompts(self.n_prompts)}, with 95% intervals over "
+            f"{self.n_queries:,} distinct queries."
         )
         if self.fallback_reason:
-            sentences.append(f"Whole passes where the prefix cache could not be used: {self.fallback_reason}.")
+            sentences.append(
+                f"Whole passes where the prefix cache could not be used: {self.fallback_reason}."
+            )
         sentences.append(f"{selected_note(self.k, self.n_heads).capitalize()}.")
         if "effect" in self.scores and self.by != "effect":
             lost = OUTCOME_NAMES[self.outcome]
-            sentences.append(f"Last column: {lost} lost with this head alone zeroed at the last position.")
+            sentences.append(
+                f"Last column: {lost} lost with this head alone zeroed at the last position."
+            )
         sentences.append(edits_note(self.edits))
         return " ".join(filter(None, sentences))
 
@@ -181,12 +200,15 @@ class LocatedHeads(Result):
             where = "at the last position" if self.positions == "last" else "at every position"
             if self.is_exact:
                 return f"The score is the {lost} lost if the head alone is zeroed {where}."
-            return f"The score is a first-order estimate of the {lost} lost if the head alone is zeroed {where}."
+            return (
+                f"The score is a first-order estimate of the {lost} lost if the head alone is "
+                f"zeroed {where}."
+            )
         return (
-            "The score is the log-odds that the answer loses if, at the last position, one head alone "
-            "takes its query from the prompt with a query of the other class; the next columns, if it "
-            "takes its keys from the prompt with exchanged texts, or its values from the prompt with "
-            "exchanged labels."
+            "The score is the log-odds that the answer loses if, at the last position, one head "
+            "alone takes its query from the prompt with a query of the other class; the next "
+            "columns, if it takes its keys from the prompt with exchanged texts, or its values "
+            "from the prompt with exchanged labels."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -217,7 +239,9 @@ class LocatedHeads(Result):
         for name in self.scores:
             if name == self.by:
                 continue
-            title = f"{OUTCOME_NAMES[self.outcome]} lost" if name == "effect" else COLUMN_NAMES[name]
+            title = (
+                f"{OUTCOME_NAMES[self.outcome]} lost" if name == "effect" else COLUMN_NAMES[name]
+            )
             columns[title] = list(map(signed, table[name]))
         return columns
 
@@ -234,9 +258,14 @@ class LocatedHeads(Result):
         return replace(table_view(title, columns, self.n_heads), sentences=tuple(sentences))
 
 
-def _under_conditions(removal: ControlledAblation, measure: Measure, format_value: Callable[[float], str]) -> str:
+def _under_conditions(
+    removal: ControlledAblation, measure: Measure, format_value: Callable[[float], str]
+) -> str:
     """Return a measure with the heads, without them, and without random heads, in words."""
     with_heads = format_value(removal.interval("no ablation", measure).value)
     without_heads = format_value(removal.interval("heads", measure).value)
     without_random = format_value(removal.interval("same layers", measure).value)
-    return f"{with_heads} with these heads, {without_heads} without them, {without_random} without random heads"
+    return (
+        f"{with_heads} with these heads, {without_heads} without them, {without_random} without "
+        "random heads"
+    )

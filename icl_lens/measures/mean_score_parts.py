@@ -1,13 +1,17 @@
-"""Split heads' scores of true labels, and what their values add to the answer, into mean parts by writer.
+"""Split heads' scores of true labels, and what their values add to the answer, into mean parts by
+writer.
 
-1. First pass, for each prompt and head: the score of true labels (those equal to the answer) minus that of false labels
-   is split by writer at the last position ("query") and by writer at the labels ("key"), which are read at their scored
-   tokens. What the head adds to the answer by reading true labels, and by reading false labels, is split by writer at
-   all tokens of these labels.
-2. Second pass: the part of each pair of a query writer and a key writer, among those with the largest means.
+1. First pass, for each prompt and head: the score of true labels (those equal to the answer) minus
+   that of false labels is split by writer at the last position ("query") and by writer at the
+   labels ("key"), which are read at their scored tokens. What the head adds to the answer by
+   reading true labels, and by reading false labels, is split by writer at all tokens of these
+   labels.
+2. Second pass: the part of each pair of a query writer and a key writer, among those with the
+   largest means.
 3. Means, and 95% bootstrap intervals that resample queries, each with all its prompts.
 
-A run is stored in chunks that hold every prompt's parts, so an interrupted run resumes and writes the same bytes.
+A run is stored in chunks that hold every prompt's parts, so an interrupted run resumes and writes
+the same bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,8 +50,9 @@ from icl_lens.runs.run import Run
 from icl_lens.runs.stream import start
 
 SIDES = ("query", "key", "value of true labels", "value of false labels")
-"""What is split by writer: the score difference, by writers at the last position and at the labels; and what the head
-adds to the answer by reading labels of either kind, nats."""
+"""What is split by writer: the score difference, by writers at the last position and at the labels;
+and what the head adds to the answer by reading labels of either kind, nats.
+"""
 SIDE_NAMES = {
     "query": "at the last token",
     "key": "at the labels",
@@ -64,13 +69,15 @@ N_SHOWN = 5
 class MeanScoreParts(Result):
     """Mean parts of heads' scores and values by writer; made by `mean_score_parts`.
 
-    They show why heads attend to true labels (those equal to the answer) rather than to false ones, and what their
-    values carry. The query parts sum to the score difference, and so do the key parts. The value parts sum to what the
-    head adds to the answer, nats. Intervals are 95% bootstrap intervals over queries; NaN for a single query.
+    They show why heads attend to true labels (those equal to the answer) rather than to false ones,
+    and what their values carry. The query parts sum to the score difference, and so do the key
+    parts. The value parts sum to what the head adds to the answer, nats. Intervals are 95%
+    bootstrap intervals over queries; NaN for a single query.
 
     Example:
-        >>> found = il.mean_score_parts(model, il.load_task("sentiment-number", n=20), heads=["L5H0"])
-        >>> found.to_frame().columns.tolist()
+        >>> prompts = il.load_task("sentiment-number", n=20)
+        >>> parts = il.mean_score_parts(model, prompts, heads=["L5H0"])
+        >>> parts.to_frame().columns.tolist()
         ['name', 'side', 'writer', 'value', 'low', 'high']
     """
 
@@ -84,16 +91,19 @@ class MeanScoreParts(Result):
     """See `to_frame`, also for `groups`."""
     groups: pd.DataFrame = field(repr=False)
     edits: tuple[str, ...] = ()
-    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing edits it."""
+    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing
+    edits it.
+    """
 
     def to_frame(self, table: Literal["writers", "groups"] = "writers") -> pd.DataFrame:
         """Return name (of the head), side, writer, value (mean), low and high.
 
-        - "writers": all writers of the sides "query", "key", "value of true labels" and "value of false labels", the
-          largest magnitude first. Side "pair" has pairs of a query writer and a key writer ("F20 × L22H1"). Side
-          "total" has the score difference ("score") and the total of each side of values.
-        - "groups": the same sides, summed over embeddings, early heads, early FFNs, late heads, late FFNs and biases.
-          Early ones are in the first half of the layers.
+        - "writers": all writers of the sides "query", "key", "value of true labels" and "value of
+          false labels", the largest magnitude first. Side "pair" has pairs of a query writer and a
+          key writer ("F20 × L22H1"). Side "total" has the score difference ("score") and the total
+          of each side of values.
+        - "groups": the same sides, summed over embeddings, early heads, early FFNs, late heads,
+          late FFNs and biases. Early ones are in the first half of the layers.
         """
         check_choice("table", table, ("writers", "groups"))
         return (self.writers if table == "writers" else self.groups).copy()
@@ -101,24 +111,34 @@ class MeanScoreParts(Result):
     def total(self, head: AnyHead, what: str = "score") -> tuple[float, float, float]:
         """Return the mean, low and high of a head's total.
 
-        `what` is "score" (the score difference), "value of true labels" or "value of false labels" (nats).
+        `what` is "score" (the score difference), "value of true labels" or "value of false labels"
+        (nats).
         """
         check_choice("head", _name(head), tuple(map(str, self.heads)))
-        rows = self.writers[(self.writers["name"] == _name(head)) & (self.writers["side"] == "total")]
+        rows = self.writers[
+            (self.writers["name"] == _name(head)) & (self.writers["side"] == "total")
+        ]
         check_choice("what", what, tuple(rows["writer"]))
         row = rows.set_index("writer").loc[what]
         return float(row["value"]), float(row["low"]), float(row["high"])
 
     def strongest(self, head: AnyHead, side: str, n: int = 6) -> pd.DataFrame:
-        """Return a head's n strongest writers of a side, or its pairs for "pair": writer, value, low, high."""
-        rows = pd.DataFrame(self.writers[(self.writers["name"] == _name(head)) & (self.writers["side"] == side)])
+        """Return a head's n strongest writers of a side, or its pairs for "pair": writer, value,
+        low, high.
+        """
+        rows = pd.DataFrame(
+            self.writers[(self.writers["name"] == _name(head)) & (self.writers["side"] == side)]
+        )
         return pd.DataFrame(rows[["writer", "value", "low", "high"]].head(n).reset_index(drop=True))
 
     def sentence(self, head: AnyHead) -> str:
-        """Return in words why a head scores true labels above or below false labels, or that it does not."""
+        """Return in words why a head scores true labels above or below false labels, or that it
+        does not.
+        """
         (value, low, high), head = self.total(head), _name(head)
         if low <= 0 <= high:
-            return f"{head} scores true and false labels alike: difference {interval_text(value, low, high)}."
+            difference = interval_text(value, low, high)
+            return f"{head} scores true and false labels alike: difference {difference}."
         strongest = (self.strongest(head, side) for side in ("query", "key"))
         sides = [list(zip(rows["writer"], rows["value"], strict=True)) for rows in strongest]
         above = "above" if value > 0 else "below"
@@ -127,7 +147,9 @@ class MeanScoreParts(Result):
         return f"{scored}. Largest parts: {because(*sides, above=value > 0)}."
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the counts, each head's sentence and both tables as numbers and strings for JSON."""
+        """Return the counts, each head's sentence and both tables as numbers and strings for
+        JSON.
+        """
         return {
             "n_prompts": self.n_prompts,
             "n_queries": self.n_queries,
@@ -170,10 +192,11 @@ class MeanScoreParts(Result):
     def _note(self) -> str:
         first_order = "" if self.values_are_exact else " (first-order)"
         return (
-            f"Means over {self.n_prompts:,} prompts, 95% intervals over {self.n_queries:,} distinct queries. True "
-            "labels are those equal to the answer. The strongest writers are chosen on these prompts: check them on "
-            "others (--seed). Over all writers, each side sums to the score difference, and value parts sum to what "
-            f"the head adds to the answer from these labels, nats{first_order}. {WRITER_NAMES}; pairs: query writer × "
+            f"Means over {self.n_prompts:,} prompts, 95% intervals over {self.n_queries:,} "
+            "distinct queries. True labels are those equal to the answer. The strongest writers "
+            "are chosen on these prompts: check them on others (--seed). Over all writers, each "
+            "side sums to the score difference, and value parts sum to what the head adds to the "
+            f"answer from these labels, nats{first_order}. {WRITER_NAMES}; pairs: query writer × "
             "key writer."
         )
 
@@ -186,15 +209,17 @@ def mean_score_parts(
     n_strongest: int = 6,
     run: Run | None = None,
 ) -> MeanScoreParts:
-    """Return mean `attention_score_parts` and `value_parts` of heads over prompts with demonstrations, with intervals.
+    """Return mean `attention_score_parts` and `value_parts` of heads over prompts with
+    demonstrations, with intervals.
 
-    Score parts split the mean score of true labels (those equal to the answer) minus that of false labels, from the
-    last position. Value parts split what the head adds to log p(answer) − log p(other labels); models with a logit
-    soft-cap have none. Pairs are those of the `n_strongest` query writers and key writers. Memory grows by four numbers
-    per prompt, head and writer. `run` is that of `locate`; its folder also holds both tables.
+    Score parts split the mean score of true labels (those equal to the answer) minus that of false
+    labels, from the last position. Value parts split what the head adds to log p(answer) − log
+    p(other labels); models with a logit soft-cap have none. Pairs are those of the `n_strongest`
+    query writers and key writers. Memory grows by four numbers per prompt, head and writer. `run`
+    is that of `locate`; its folder also holds both tables.
 
-    Raise InputError for unknown heads, prompts without an answer or without true or false labels, an unsupported
-    family, and like `Run`.
+    Raise InputError for unknown heads, prompts without an answer or without true or false labels,
+    an unsupported family, and like `Run`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -211,8 +236,9 @@ def mean_score_parts(
     batch.require_demonstrations("true label", "pass prompts with demonstrations")
     if own := [prompt.answer for prompt in batch.prompts if prompt.has_own_answer]:
         raise InputError(
-            f"every prompt must demonstrate its answer, got {own[0]!r}, which none shows; use prompts with classes, or "
-            "il.attention_score_parts(acts, head), which has the score of each demonstration"
+            f"every prompt must demonstrate its answer, got {own[0]!r}, which none shows; use "
+            "prompts with classes, or il.attention_score_parts(acts, head), which has the score of "
+            "each demonstration"
         )
     check_targets(view, batch)
     names = {head: writer_names(view, head.layer) for head in chosen}
@@ -230,7 +256,10 @@ def mean_score_parts(
             for number, chunk in stream.chunks(kind, range(len(stream.plan)), compute):
                 yield stream.plan[number], chunk
 
-        values = {head: np.empty((len(SIDES), len(batch), len(names[head])), np.float32) for head in chosen}
+        values = {
+            head: np.empty((len(SIDES), len(batch), len(names[head])), np.float32)
+            for head in chosen
+        }
         is_exact = True
         for rows, chunk in chunks("part", lambda acts, rows: _part_columns(acts, rows, chosen)):
             _fill(values, rows, chunk, SIDES)
@@ -249,14 +278,22 @@ def mean_score_parts(
         queries = batch.queries
         writers, groups = list[pd.DataFrame](), list[pd.DataFrame]()
         for head in chosen:
-            sides = dict(zip(SIDES, values[head].astype(np.float64), strict=True))  # [prompt writer] each
+            sides = dict(
+                zip(SIDES, values[head].astype(np.float64), strict=True)
+            )  # [prompt writer] each
             if np.isnan(sides["value of true labels"]).all():  # the model has a logit soft-cap
                 sides = {side: sides[side] for side in ("query", "key")}
             totals = {"score": sides["query"].sum(1)}  # the key parts have the same sum
-            totals |= {side: parts.sum(1) for side, parts in sides.items() if side not in ("query", "key")}
-            writers.append(_mean_rows(head, "total", list(totals), np.stack(list(totals.values()), 1), queries))
+            totals |= {
+                side: parts.sum(1) for side, parts in sides.items() if side not in ("query", "key")
+            }
+            writers.append(
+                _mean_rows(head, "total", list(totals), np.stack(list(totals.values()), 1), queries)
+            )
             query, key = ([names[head][i] for i in side] for side in selected[head])
-            pair_names = [f"{query_writer} × {key_writer}" for query_writer in query for key_writer in key]
+            pair_names = [
+                f"{query_writer} × {key_writer}" for query_writer in query for key_writer in key
+            ]
             for side, side_names, parts in [
                 *((side, names[head], parts) for side, parts in sides.items()),
                 ("pair", pair_names, pairs[head][0].astype(np.float64)),
@@ -265,7 +302,9 @@ def mean_score_parts(
                 writers.append(found.sort_values("value", key=abs, ascending=False, kind="stable"))
             group = np.array([GROUPS.index(group_of(name, view.n_layers)) for name in names[head]])
             for side, parts in sides.items():
-                by_group = np.stack([parts[:, group == number].sum(1) for number in range(len(GROUPS))], axis=1)
+                by_group = np.stack(
+                    [parts[:, group == number].sum(1) for number in range(len(GROUPS))], axis=1
+                )
                 groups.append(_mean_rows(head, side, GROUPS, by_group, queries))
         tables = (pd.concat(frames, ignore_index=True) for frames in (writers, groups))
         sizes = batch.n_prompts, len(set(queries))
@@ -293,20 +332,28 @@ def _part_columns(acts: Activations, rows: list[int], heads: Sequence[Head]) -> 
     return {**columns, "is_exact": np.full(len(columns["prompt"]), is_exact)}
 
 
-def _pair_columns(acts: Activations, rows: list[int], selected: dict[Head, list[list[int]]]) -> dict[str, Any]:
-    """Return a chunk of the second pass as columns, with one row per head, prompt and pair of selected writers."""
+def _pair_columns(
+    acts: Activations, rows: list[int], selected: dict[Head, list[list[int]]]
+) -> dict[str, Any]:
+    """Return a chunk of the second pass as columns, with one row per head, prompt and pair of
+    selected writers.
+    """
     found = list[dict[str, Any]]()
     for head, (query, key) in selected.items():
         parts = attention_score_parts(acts, head)
         contrast = parts.contrast(parts.of_label(acts.batch.answer))
         pairs = einsum(
-            contrast.query_parts[:, query], contrast.key_parts[:, key], "batch query d, batch key d -> batch query key"
+            contrast.query_parts[:, query],
+            contrast.key_parts[:, key],
+            "batch query d, batch key d -> batch query key",
         )
         found.append(_columns(head, rows, {"value": pairs.flatten(1)}))
     return _concatenate(found)
 
 
-def _columns(head: Head, rows: list[int], values: dict[str, Float[Tensor, "row number"]]) -> dict[str, Any]:
+def _columns(
+    head: Head, rows: list[int], values: dict[str, Float[Tensor, "row number"]]
+) -> dict[str, Any]:
     """Return the columns prompt, layer, head, number (of the writer or pair) and values."""
     n, count = next(iter(values.values())).shape
     return {
@@ -326,7 +373,9 @@ def _name(head: AnyHead) -> str:
     return str(as_head(head))
 
 
-def _fill(by_head: dict[Head, np.ndarray], rows: list[int], chunk: pa.Table, names: Sequence[str]) -> None:
+def _fill(
+    by_head: dict[Head, np.ndarray], rows: list[int], chunk: pa.Table, names: Sequence[str]
+) -> None:
     """Write a chunk's values into each head's table [name prompt number]."""
     start = 0
     for table in by_head.values():
@@ -337,15 +386,28 @@ def _fill(by_head: dict[Head, np.ndarray], rows: list[int], chunk: pa.Table, nam
 
 
 def _strongest(values: Float[np.ndarray, "side prompt writer"], n: int) -> list[list[int]]:
-    """Return the indices of the n query writers and key writers of largest mean part, strongest first."""
+    """Return the indices of the n query writers and key writers of largest mean part, strongest
+    first.
+    """
     means = np.abs(values[:2].astype(np.float64).mean(1))
     return [np.argsort(-side, kind="stable")[:n].tolist() for side in means]
 
 
 def _mean_rows(
-    head: Head, side: str, writers: Sequence[str], rows: Float[np.ndarray, "prompt writer"], queries: Sequence[str]
+    head: Head,
+    side: str,
+    writers: Sequence[str],
+    rows: Float[np.ndarray, "prompt writer"],
+    queries: Sequence[str],
 ) -> pd.DataFrame:
     mean, low, high = mean_intervals(rows, queries)
     return pd.DataFrame(
-        {"name": str(head), "side": side, "writer": list(writers), "value": mean, "low": low, "high": high}
+        {
+            "name": str(head),
+            "side": side,
+            "writer": list(writers),
+            "value": mean,
+            "low": low,
+            "high": high,
+        }
     )

@@ -1,7 +1,7 @@
 """Means over prompts of the scores of all heads, or of all edges, with intervals and `selected`.
 
-A score is an array with one row per prompt. Prompts that share a query are not independent, so intervals
-(`icl_lens.intervals`) and draws for `selected` are over queries.
+A score is an array with one row per prompt. Prompts that share a query are not independent, so
+intervals (`icl_lens.intervals`) and draws for `selected` are over queries.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ class MeanScore:
     """Every head's mean of one score, nats, with its 95% interval over queries and `selected`.
 
     `selected` is the share of draws of queries, 0 to 1, in which the head is among the first `k` by
-    this score. It is NaN for fewer than three queries, and the interval for one; all values are NaN if no prompt
-    has the score.
+    this score. It is NaN for fewer than three queries, and the interval for one; all values are NaN
+    if no prompt has the score.
     """
 
     mean: Float[Tensor, "layer head"]
@@ -35,11 +35,13 @@ class MeanScore:
     selected: Float[Tensor, "layer head"]
 
 
-def mean_score(name: str, scores: Float[np.ndarray, "prompt layer head"], queries: Sequence[str], k: int) -> MeanScore:
+def mean_score(
+    name: str, scores: Float[np.ndarray, "prompt layer head"], queries: Sequence[str], k: int
+) -> MeanScore:
     """Return a score's means, 95% intervals and `selected`, over the prompts that have the score.
 
-    `queries` is the query of each prompt. A prompt whose scores are all NaN does not have the score.
-    Raise InputError, which calls the score `name`, if a mean is NaN or infinite.
+    `queries` is the query of each prompt. A prompt whose scores are all NaN does not have the
+    score. Raise InputError, which calls the score `name`, if a mean is NaN or infinite.
     """
     shape = scores.shape[1:]
     scores = scores.reshape(len(scores), -1).astype(np.float64)
@@ -54,7 +56,8 @@ def mean_score(name: str, scores: Float[np.ndarray, "prompt layer head"], querie
     if len(not_finite):
         head = Head.from_index(int(not_finite[0]), shape[1])
         raise InputError(
-            f"the mean {name} of {head} is NaN or infinite; load the model in bfloat16 or float32, or remove edits"
+            f"the mean {name} of {head} is NaN or infinite; load the model in bfloat16 or float32, "
+            "or remove edits"
         )
     selected = selected_shares(scores, queries, k)
     columns = [torch.from_numpy(column).reshape(shape) for column in (mean, low, high, selected)]
@@ -70,8 +73,8 @@ def selected_shares(
 ) -> Float[np.ndarray, " column"]:
     """Return the share of draws of queries in which each column's mean is among the k largest.
 
-    `absolute` ranks by the size of the mean. Columns of equal scores stay equal in every draw. Shares
-    are NaN for fewer than three queries: of two, each draw has only one.
+    `absolute` ranks by the size of the mean. Columns of equal scores stay equal in every draw.
+    Shares are NaN for fewer than three queries: of two, each draw has only one.
     """
     counts, query_of_prompt = draw_clusters(queries)
     n_columns = scores.shape[1]

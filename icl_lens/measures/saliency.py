@@ -1,9 +1,11 @@
-"""Saliency of attention edges for the answer's loss, and its flow from texts to labels to the last position.
+"""Saliency of attention edges for the answer's loss, and its flow from texts to labels to the last
+position.
 
-The saliency of the edge from query i to key j in a layer is the sum over heads of |A ⊙ ∂loss/∂A| at (i, j). A head's
-z at i is z_i = Σ_j A_ij v_j, so ∂loss/∂A_ij = ∂loss/∂z_i · v_j: gradients of z suffice, even for families that ignore
-edits of the pattern. Source: Wang et al., "Label words are anchors", arXiv 2305.14160. Like their formula, this sums
-absolute values over heads; their released code takes the absolute value of the sum.
+The saliency of the edge from query i to key j in a layer is the sum over heads of |A ⊙ ∂loss/∂A| at
+(i, j). A head's z at i is z_i = Σ_j A_ij v_j, so ∂loss/∂A_ij = ∂loss/∂z_i · v_j: gradients of z
+suffice, even for families that ignore edits of the pattern. Source: Wang et al., "Label words are
+anchors", arXiv 2305.14160. Like their formula, this sums absolute values over heads; their released
+code takes the absolute value of the sum.
 """
 
 from collections.abc import Callable
@@ -35,12 +37,13 @@ Reduction = Callable[[Float[Tensor, "batch query key"]], Float[Tensor, "batch ..
 
 @dataclass(frozen=True, repr=False)
 class SaliencyFlow(Result):
-    """Mean saliency of the attention edges of each kind, by layer, in nats (loss units, non-negative).
+    """Mean saliency of the attention edges of each kind, by layer, in nats (loss units,
+    non-negative).
 
-    An edge is a query position i and an earlier key position j; information flows from j to i. The first three kinds
-    are the published ones: w is any position, p a token of a demonstration's label, and q the last position. Edges
-    between tokens of one label are in `rest`. The last two are parts of `rest` and baselines for the first two, with
-    another token in place of the label.
+    An edge is a query position i and an earlier key position j; information flows from j to i. The
+    first three kinds are the published ones: w is any position, p a token of a demonstration's
+    label, and q the last position. Edges between tokens of one label are in `rest`. The last two
+    are parts of `rest` and baselines for the first two, with another token in place of the label.
 
     Example:
         >>> flow = il.saliency_flow(model, batch)
@@ -61,15 +64,21 @@ class SaliencyFlow(Result):
     other_to_last: Float[Tensor, "batch layer"]
     """i the last position, j any position that is not in a label."""
     edits: tuple[str, ...] = ()
-    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing edits it."""
+    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing
+    edits it.
+    """
 
     def share(self, kind: str, versus: str) -> Float[Tensor, "batch layer"]:
-        """Return one kind's share (0–1) of the sum of two kinds; ½ if both are equally salient, NaN if both are 0."""
+        """Return one kind's share (0–1) of the sum of two kinds; ½ if both are equally salient, NaN
+        if both are 0.
+        """
         one, other = getattr(self, kind), getattr(self, versus)
         return one / (one + other)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return prompt, layer, text_to_label, label_to_last, rest, text_to_other and other_to_last (nats)."""
+        """Return prompt, layer, text_to_label, label_to_last, rest, text_to_other and other_to_last
+        (nats).
+        """
         frame = long_frame(self.text_to_label, ("prompt", "layer"), value="text_to_label")
         for name in KINDS[1:]:
             frame[name] = getattr(self, name).detach().float().cpu().flatten().numpy()
@@ -77,11 +86,16 @@ class SaliencyFlow(Result):
 
     def to_view(self) -> View:
         """Return the title and the table that `print` shows."""
-        columns: dict[str, list[Any]] = {"layer": [str(layer) for layer in range(self.rest.shape[1])]}
+        columns: dict[str, list[Any]] = {
+            "layer": [str(layer) for layer in range(self.rest.shape[1])]
+        }
         for name in KINDS[:3]:
-            columns[name.replace("_", " ")] = [f"{value:.2e}" for value in getattr(self, name).float().mean(0).tolist()]
+            columns[name.replace("_", " ")] = [
+                f"{value:.2e}" for value in getattr(self, name).float().mean(0).tolist()
+            ]
         n, n_layers = self.rest.shape
-        title = f"SaliencyFlow, nats per edge: {'mean over ' * (n > 1)}{plural_prompts(n)}{edits_suffix(self.edits)}"
+        over = f"mean over {plural_prompts(n)}" if n > 1 else plural_prompts(n)
+        title = f"SaliencyFlow, nats per edge: {over}{edits_suffix(self.edits)}"
         return table_view(title, columns, n_layers)
 
 
@@ -91,7 +105,8 @@ KINDS = ("text_to_label", "label_to_last", "rest", "text_to_other", "other_to_la
 def attention_saliency(
     model: Any, batch: PromptBatch, *, progress: bool | None = None
 ) -> Float[Tensor, "batch layer query key"]:
-    """Return the saliency of each attention edge for each prompt's loss: `abs(A · ∂loss/∂A)`, summed over heads, nats.
+    """Return the saliency of each attention edge for each prompt's loss: `abs(A · ∂loss/∂A)`,
+    summed over heads, nats.
 
     The loss is the cross-entropy of the answer among the prompt's labels or, for prompts without
     demonstrations, of the target over the vocabulary. One forward and one backward pass. The result
@@ -121,7 +136,8 @@ def attention_saliency(
 
 
 def saliency_flow(model: Any, batch: PromptBatch, *, progress: bool | None = None) -> SaliencyFlow:
-    """Return the mean saliency of edges text → label (S_wp), label → last position (S_pq) and all others (S_ww).
+    """Return the mean saliency of edges text → label (S_wp), label → last position (S_pq) and all
+    others (S_ww).
 
     See `attention_saliency` for saliency, loss and `progress`, `SaliencyFlow` for the kinds of
     edges. Raise InputError for prompts without demonstrations or answer. Source: Wang et al., arXiv
@@ -133,7 +149,9 @@ def saliency_flow(model: Any, batch: PromptBatch, *, progress: bool | None = Non
         (True, 0.0)
     """
     check_batch(batch)
-    batch.require_demonstrations("flow through labels", "use attention_saliency, which needs no labels")
+    batch.require_demonstrations(
+        "flow through labels", "use attention_saliency, which needs no labels"
+    )
 
     def means_of(piece: PromptBatch) -> Reduction:
         kinds = edge_kinds(piece)
@@ -161,7 +179,11 @@ def edge_kinds(batch: PromptBatch) -> dict[str, Bool[Tensor, "batch query key"]]
     start, end = batch.label_ranges[..., None].unbind(2)
     in_label = (start <= position) & (position < end)  # [batch demo pos]
     is_label, demonstration = in_label.any(1), in_label.int().argmax(1)
-    in_same_label = is_label[:, :, None] & is_label[:, None, :] & (demonstration[:, :, None] == demonstration[:, None])
+    in_same_label = (
+        is_label[:, :, None]
+        & is_label[:, None, :]
+        & (demonstration[:, :, None] == demonstration[:, None])
+    )
     is_last = position == batch.last[:, None]
     in_demonstrations = position < batch.query_range[:, :1]
     to_label = earlier & is_label[:, :, None] & ~in_same_label
@@ -189,7 +211,9 @@ def _by_layer(
     check_batch(batch)
     if bool((batch.answer_tokens < 0).any()):
         row = int((batch.answer_tokens < 0).nonzero()[0])
-        raise InputError(f"batch must have an answer or target for every prompt, got none for prompt {row}")
+        raise InputError(
+            f"batch must have an answer or target for every prompt, got none for prompt {row}"
+        )
     pieces = []
     with steps("saliency", len(batch)) as advance:
         for piece in batch.split(prompts_at_once(view, batch)):
@@ -206,10 +230,15 @@ def _saliency(view: ModelView, batch: PromptBatch, reduction: Reduction) -> list
 
     def read(layer: int, z: Tensor, gradient: Tensor) -> Tensor:
         dtype = torch.promote_types(z.dtype, torch.float32)
-        v, pattern = values[layer].heads("v", all_heads).to(dtype), values[layer].seen["pattern"].to(dtype)
+        v, pattern = (
+            values[layer].heads("v", all_heads).to(dtype),
+            values[layer].seen["pattern"].to(dtype),
+        )
         _check(view, layer, pattern, v, z, batch)
         edge_gradient = einsum(
-            gradient.to(dtype), v, "batch query head d_head, batch key head d_head -> batch head query key"
+            gradient.to(dtype),
+            v,
+            "batch query head d_head, batch key head d_head -> batch head query key",
         )
         # In place: such a matrix of a long prompt takes most of the memory.
         saliency = edge_gradient.mul_(pattern).abs_().sum(1)
@@ -222,23 +251,33 @@ def _saliency(view: ModelView, batch: PromptBatch, reduction: Reduction) -> list
     return by_layer
 
 
-def _losses(log_probs: Float[Tensor, "batch d_vocab"], batch: PromptBatch) -> Float[Tensor, "batch 1"]:
+def _losses(
+    log_probs: Float[Tensor, "batch d_vocab"], batch: PromptBatch
+) -> Float[Tensor, "batch 1"]:
     rows = torch.arange(len(batch), device=log_probs.device)
     answer = log_probs[rows, batch.answer_tokens.clone().to(log_probs.device)]
     if not batch.labels:
         return -answer[:, None]
     mask = batch.label_mask.clone().to(log_probs.device)
-    labels = log_probs[:, batch.label_tokens.clone().to(log_probs.device)].masked_fill(~mask, -torch.inf)
+    labels = log_probs[:, batch.label_tokens.clone().to(log_probs.device)].masked_fill(
+        ~mask, -torch.inf
+    )
     return (labels.logsumexp(-1) - answer)[:, None]
 
 
-def _check(view: ModelView, layer: int, pattern: Tensor, v: Tensor, z: Tensor, batch: PromptBatch) -> None:
+def _check(
+    view: ModelView, layer: int, pattern: Tensor, v: Tensor, z: Tensor, batch: PromptBatch
+) -> None:
     """Raise InputError if a layer's z is not its pattern times its values."""
-    mixed = einsum(pattern, v, "batch head query key, batch key head d_head -> batch query head d_head")
+    mixed = einsum(
+        pattern, v, "batch head query key, batch key head d_head -> batch query head d_head"
+    )
     real = batch.attention_mask.to(z.device, mixed.dtype)[:, :, None, None]
-    relative_error = float(((mixed - z.to(mixed.dtype)) * real).abs().max() / z.abs().max().clamp(min=1e-30))
+    relative_error = float(
+        ((mixed - z.to(mixed.dtype)) * real).abs().max() / z.abs().max().clamp(min=1e-30)
+    )
     if not relative_error <= TOLERANCE.get(z.dtype, 1e-3):
         raise InputError(
-            f"{view.architecture} is not supported by saliency: z of layer {layer} is not pattern times values "
-            f"(relative error {relative_error:.1e}); remove any active edits"
+            f"{view.architecture} is not supported by saliency: z of layer {layer} is not pattern "
+            f"times values (relative error {relative_error:.1e}); remove any active edits"
         )

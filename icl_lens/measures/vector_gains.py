@@ -1,6 +1,8 @@
-"""Measure what vectors do at each layer: task vectors in place of the residual stream, function vectors added to it.
+"""Measure what vectors do at each layer: task vectors in place of the residual stream, function
+vectors added to it.
 
-Sources: task vectors, Hendel et al. (arXiv 2310.15916); function vectors, Todd et al. (arXiv 2310.15213).
+Sources: task vectors, Hendel et al. (arXiv 2310.15916); function vectors, Todd et al. (arXiv
+2310.15213).
 """
 
 from collections.abc import Iterable, Sequence
@@ -61,13 +63,17 @@ class VectorGains(Result):
 
     @property
     def best(self) -> int:
-        """The layer with the largest mean gain on these prompts; use it on others, since it was chosen by its gain."""
+        """The layer with the largest mean gain on these prompts; use it on others, since it was
+        chosen by its gain.
+        """
         return self.layers[int(self.gain.double().mean(0).argmax())]
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row per layer: gain in log p(answer), nats, with its 95% interval, and accuracy with and without.
+        """Return one row per layer: gain in log p(answer), nats, with its 95% interval, and
+        accuracy with and without.
 
-        Accuracy is the share of prompts whose answer is the most probable token of the vocabulary, 0 to 1.
+        Accuracy is the share of prompts whose answer is the most probable token of the vocabulary,
+        0 to 1.
         """
         mean, low, high = mean_intervals(self.gain.double().cpu().numpy(), self.queries)
         accuracy = self.top1.double().mean(0).cpu().numpy()
@@ -81,8 +87,9 @@ class VectorGains(Result):
         shown = table.nlargest(SHOWN_ROWS // 2, "gain").sort_values("layer")
         done = "in place of the residual stream" if self.replace else "added to the residual stream"
         title = (
-            f"VectorGains: a vector {done}, {plural_prompts(len(self.queries))}; without it, the answer is the top "
-            f"token in {float(self.top1_intact.double().mean()):.0%}{edits_suffix(self.edits)}"
+            f"VectorGains: a vector {done}, {plural_prompts(len(self.queries))}; without it, the "
+            "answer is the top token in "
+            f"{float(self.top1_intact.double().mean()):.0%}{edits_suffix(self.edits)}"
         )
         title += "\nThe largest gains:" if len(shown) < len(table) else ""
         columns: dict[str, list[Any]] = {
@@ -98,7 +105,8 @@ class VectorGains(Result):
 def task_vectors(
     model: Any, reference: PromptBatch | Iterable[PromptBatch], *, progress: bool | None = None
 ) -> Float[Tensor, "layer d_model"]:
-    """Return the mean residual stream after each layer at the last position of the `reference` prompts.
+    """Return the mean residual stream after each layer at the last position of the `reference`
+    prompts.
 
     It is written in place of the residual stream of other prompts by `vector_gains(...,
     replace=True)`. Hendel et al. have one such vector for each set of demonstrations, over dummy
@@ -133,7 +141,8 @@ def vector_gains(
     replace: bool = False,
     progress: bool | None = None,
 ) -> VectorGains:
-    """Return what a vector after each layer, at the last position, does to the answer's log-probability and accuracy.
+    """Return what a vector after each layer, at the last position, does to the answer's
+    log-probability and accuracy.
 
     `vectors` is one vector for all layers, such as `function_vector(...)`, or one per layer of the
     model, such as `task_vectors(...)`. It is added to the residual stream or, with `replace=True`,
@@ -160,9 +169,14 @@ def vector_gains(
     chosen = [*range(view.n_layers)] if layers is None else list(layers)
     check_integers(**{f"layers[{number}]": layer for number, layer in enumerate(chosen)})
     if not chosen or not all(0 <= layer < view.n_layers for layer in chosen):
-        raise InputError(f"layers must be between 0 and {view.n_layers - 1}, at least one, got {short_repr(layers)}")
+        raise InputError(
+            f"layers must be between 0 and {view.n_layers - 1}, at least one, got "
+            f"{short_repr(layers)}"
+        )
     if not isinstance(vectors, Tensor):
-        raise InputError(f"vectors must be a tensor, got {type(vectors).__name__}; write torch.tensor(...)")
+        raise InputError(
+            f"vectors must be a tensor, got {type(vectors).__name__}; write torch.tensor(...)"
+        )
     if tuple(vectors.shape) not in ((view.d_model,), (view.n_layers, view.d_model)):
         raise InputError(
             f"vectors must have shape ({view.d_model},) or ({view.n_layers}, {view.d_model}), got "
@@ -170,7 +184,9 @@ def vector_gains(
         )
     answers = batch.answer_tokens
     if bool((answers < 0).any()):
-        raise InputError("every prompt must have an answer or a target, and some have none; drop these prompts")
+        raise InputError(
+            "every prompt must have an answer or a target, and some have none; drop these prompts"
+        )
 
     def read(log_probs: Tensor, prompts: Tensor) -> Tensor:
         answer = answers.to(log_probs.device)[prompts.to(log_probs.device)]
