@@ -18,13 +18,15 @@ def cut(rendered: RenderedPrompt, spans):
     ("text", "demonstrations", "query"),
     [
         ("love : bar one :", [("love", "bar")], "one"),
-        ("  love  :  bar   one  :  ", [("love", "bar")], "one"),
         (
             "happy : bar a sad love : bar three the : foo nine :",
             [("happy", "bar"), ("a sad love", "bar"), ("three the", "foo")],
             "nine",
         ),
         ("a\nb : bar\tc  d :", [("a\nb", "bar")], "c  d"),
+        ("love : bar\nlike : bar\na two : foo\none :", [("love", "bar"), ("like", "bar"), ("a two", "foo")], "one"),
+        ("love : bar\r\ntwo : foo\r\none", [("love", "bar"), ("two", "foo")], "one"),
+        ("love : bar  two : foo  one :", [("love", "bar"), ("two", "foo")], "one"),
         (
             "Warning: bad : bar at 10:30 : foo ratio 1:2 :",
             [("Warning: bad", "bar"), ("at 10:30", "foo")],
@@ -38,6 +40,8 @@ def test_parse_splits_texts_from_labels(text, demonstrations, query):
     assert [(d.text, d.label) for d in prompt.demonstrations] == demonstrations
     assert prompt.query == query
     assert prompt.answer is None
+    # What a model reads is the text itself, with its final colon.
+    assert Template().render(prompt).text == text.removesuffix(" :") + " :"
 
 
 def test_parse_reads_what_str_writes():
@@ -54,11 +58,26 @@ def test_parse_reads_what_str_writes():
         ("love : bar : foo one :", "empty text"),
         ("love : : one :", "empty label"),
         ("love : bar like: bar eight: foo one:", "part of a word"),
+        ("love : bar two : foo one : ", r"got white space \(' '\)"),
+        ("\nlove : bar two : foo one :\n", r"got white space \('\\n\\n'\)"),
+        ("love : bar\nlike : bar two : foo\none :", r"separated alike, got '\\n', ' '"),
+        ("love  : bar two : foo one :", "each side of a colon .*, got 'love  : bar'"),
+        ("love :\tbar two : foo one :", r"each side of a colon .*, got 'love :\\tbar'"),
+        ("love : bar two : foo one  :", "each side of a colon .*, got 'one  :'"),
+        (r"love : bar\ntwo : foo\none :", "a backslash and an n"),
     ],
 )
-def test_parse_refuses_incomplete_prompts(text, complaint):
+def test_parse_refuses_prompts_that_are_incomplete_or_would_be_read_otherwise(text, complaint):
     with pytest.raises(InputError, match=complaint):
         Prompt.parse(text)
+
+
+def test_a_template_has_the_separator_of_its_prompts():
+    spaced, broken = Prompt.parse(PAPER), Prompt.parse("love : bar\ntwo : foo\none :")
+    assert Template("{text} = {label}").for_prompts([broken, broken]).separator == "\n"
+    with pytest.raises(InputError, match=r"alike, got ' ', '\\n'; pass template=il.Template\(separator=' '\)"):
+        Template().for_prompts([spaced, broken])
+    assert Template(separator="; ").for_prompts([spaced, broken]).separator == "; "
 
 
 def test_spans_where_searching_would_go_wrong():

@@ -86,6 +86,16 @@ def test_a_tokenizer_whose_origin_is_gone_needs_to_be_told(tmp_path):
     assert tokenize(model_of(loaded), PAPER, prepend_bos=True).last.tolist() == [14]
 
 
+@pytest.mark.parametrize("separator", [" ", "\n", "\r\n", "\t"])
+@pytest.mark.parametrize("kind", ["byte", "metaspace"])
+def test_the_tokens_of_a_written_prompt_are_the_tokenizers_own(kind, separator):
+    model = model_of(kind)
+    text = separator.join(["love : bar", "like : bar", "eight : foo", "a two : foo", "one :"])
+    own_ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
+    for prompts in (text, Prompt.parse(text), [text, text]):
+        assert tokenize(model, prompts, prepend_bos=False).tokens[0].tolist() == own_ids
+
+
 @pytest.mark.parametrize("kind", SPACED)
 def test_labels_with_their_space_in_the_label_or_in_the_template(kind):
     """The label " foo" after "one :" and "foo" after "one : " are the same text, so the same tokens

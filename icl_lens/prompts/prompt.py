@@ -18,6 +18,9 @@ Span = tuple[int, int]
 # A colon surrounded by white space; "Warning: bad" has none.
 _COLON = re.compile(r"(?<!\S):(?!\S)")
 
+# Such a colon with other white space than " : " or, at the end, " :" has, and the words around it.
+_WIDE_COLON = re.compile(r"\S*(?! : | :\Z)\s+:(?!\S)\s*\S*|\S* :(?! \S|\Z)\s+\S*")
+
 
 SPACE, NEWLINE = " ", "\n"
 """Separators of demonstrations."""
@@ -150,8 +153,9 @@ class Prompt:
     other_query: Demonstration | None = field(default=None, compare=False, repr=False)
     """A text of another class that no demonstration shows, with its label, as a task knows it."""
     separator: str = field(default=SPACE, compare=False, repr=False)
-    """What is written between demonstrations if the template does not say it: a space or, if a task
-    of your own data has texts or labels of several words, a newline.
+    """What is written between demonstrations if the template does not say it: a space; in a parsed
+    prompt, what its text has there; if a task of your own data has texts or labels of several
+    words, a newline.
     """
 
     def __init__(
@@ -277,10 +281,17 @@ class Prompt:
 
         Texts and labels alternate around " : " separators: the first word after a separator is the
         label, the words after it up to the next separator are the next text, and the last text is
-        the query. The final colon is optional. Use the constructor for labels of several words and
-        for texts that contain " : ".
+        the query. The final colon is optional. What separates the demonstrations, such as a space
+        or a line break, becomes `separator`, so that the text of the prompt is `text` itself. Use
+        the constructor for labels of several words and for texts that contain " : ".
 
-        Raise InputError if there is no demonstration or no query.
+        Raise InputError if there is no demonstration or no query, and for a text that a prompt
+        would not repeat: with white space at its ends, other white space than " : " has around a
+        colon, or demonstrations that are separated differently.
+
+        Example:
+            >>> il.Prompt.parse("love : bar\\neight : foo\\none :").separator
+            '\\n'
         """
         check_unicode(text)
         pieces = [piece.strip() for piece in _COLON.split(text)]
@@ -296,12 +307,7 @@ class Prompt:
                 f"the last colon of {text!r} is part of a word; put a space on both sides of every "
                 "colon between a text and its label"
             )
-        demonstrations = []
-        current_text = pieces[0]
-        for piece in pieces[1:]:
-            words = piece.split(maxsplit=1)  # the label, and the next text
-            demonstrations.append(Demonstration(current_text, words[0] if words else ""))
-            current_text = words[1] if len(words) == 2 else ""
+        demonstrations, current_text, separators = _demonstrations_of(pieces)
         if not current_text:
             raise InputError(
                 f"{text!r} ends in a label and has no query; add the text to classify, e.g. 'love "
@@ -319,10 +325,65 @@ class Prompt:
                 f"the answer {answer!r} is not one of the labels {quoted_list(in_order(labels))}; "
                 "use one of them, or omit the answer"
             )
-        return cls(demonstrations, current_text, answer)
+        prompt = cls(demonstrations, current_text, answer, separator=separators[0])
+        _check_round_trip(text, prompt)
+        return prompt
 
     def __str__(self) -> str:
         return visible(Template().render(self).text)
+
+
+def _demonstrations_of(pieces: Sequence[str]) -> tuple[list[Demonstration], str, list[str]]:
+    """Return the demonstrations of a text that was cut at its colons, the query, and what stands
+    between the demonstrations.
+
+    Raise InputError for an empty text or label, and if they are separated differently.
+    """
+    demonstrations: list[Demonstration] = []
+    separators: list[str] = []
+    current_text = pieces[0]
+    for piece in pieces[1:]:
+        words = piece.split(maxsplit=1)
+        label = words[0] if words else ""
+        next_text = words[1] if len(words) == 2 else ""
+        if not next_text and "\\n" in label:
+            raise InputError(
+                f"the label {label!r} has a backslash and an n, which are no line break; write a "
+                "line break itself, in a shell with $'…\\n…'"
+            )
+        demonstrations.append(Demonstration(current_text, label))
+        separators.append(piece[len(label) : len(piece) - len(next_text)])
+        current_text = next_text
+    different = [separator for separator in dict.fromkeys(separators) if separator]
+    if len(different) > 1:
+        raise InputError(
+            "the demonstrations of a prompt must be separated alike, got "
+            f"{quoted_list(different[:4])}; separate all of them by {different[0]!r}"
+        )
+    return demonstrations, current_text, separators
+
+
+def _check_round_trip(text: str, prompt: Prompt) -> None:
+    """Raise InputError unless a prompt's own text is the text from which it was parsed, apart from
+    a final colon.
+    """
+    outer = text[: len(text) - len(text.lstrip())] + text[len(text.rstrip()) :]
+    if outer:
+        raise InputError(
+            f"the prompt must begin with a text and end with a colon, got white space ({outer!r}) "
+            "before or after it, with which the model reads another prompt; remove it (a label "
+            "follows the last colon with its own space)"
+        )
+    repeated = Template().render(prompt).text
+    if text == repeated or f"{text} :" == repeated:
+        return
+    wide = _WIDE_COLON.search(text)
+    unusual = text if wide is None else wide[0]
+    raise InputError(
+        "the prompt must have one space on each side of a colon between a text and its label, got "
+        f"{unusual!r}; write ' : ', or for another format il.Prompt(pairs, query) with an "
+        "il.Template"
+    )
 
 
 @dataclass(frozen=True)
@@ -371,8 +432,8 @@ class Template:
     query: str = ""
     """By default, the demonstration cut before its label."""
     separator: str | None = None
-    """By default, that of the prompts (`Prompt.separator`): a space, or a newline if a task of your
-    own data has texts or labels of several words.
+    """By default, that of the prompts (`Prompt.separator`): a space, what a parsed prompt has, or a
+    newline if a task of your own data has texts or labels of several words.
     """
     prefix: str = ""
 
@@ -498,14 +559,22 @@ class Template:
     def for_prompts(self, prompts: Iterable[Prompt]) -> "Template":
         """Return the template with a separator: its own, or that of the prompts.
 
-        If these differ, it is a newline.
+        Raise InputError if it has none and those of the prompts differ.
 
         Example:
             >>> il.Template().for_prompts([prompt]).separator
             ' '
         """
-        separators = {prompt.separator for prompt in prompts}
-        return self.separated_by(NEWLINE if NEWLINE in separators else SPACE)
+        if self.separator is not None:
+            return self
+        separators = list(dict.fromkeys(prompt.separator for prompt in prompts))
+        if len(separators) > 1:
+            raise InputError(
+                "all prompts must separate their demonstrations alike, got "
+                f"{quoted_list(separators[:4])}; pass template=il.Template(separator="
+                f"{separators[0]!r}), or tokenize them separately"
+            )
+        return self.separated_by(separators[0] if separators else SPACE)
 
     def separated_by(self, separator: str) -> "Template":
         """Return the template with this separator, unless it has its own."""
