@@ -71,8 +71,9 @@ class Study:
     path: str | None
     task_name: str
     labels: tuple[str, ...]
+    """Empty for the task's own."""
     demonstrations: int
-    """Demonstrations of each class."""
+    """Demonstrations of each class; of a task of pairs, of all."""
     separator: str
     """What stands between demonstrations."""
     n: int
@@ -112,7 +113,8 @@ class Study:
         add(
             "--labels",
             default="bar,foo",
-            help="label words; names of the classes are never exchanged",
+            help="label words, not names of the classes where labels are exchanged; '' for the "
+            "task's own, as pairs need",
         )
         add("--demonstrations", type=int, default=2, help="demonstrations of each class")
         add("--separator", default=" ", help=r"text between demonstrations; \n is a line break")
@@ -122,14 +124,17 @@ class Study:
         add("--task-name", default=None, help="task's name in tables and folders")
         add("--out", type=Path, default=Path("results"), help="folder of tables and runs")
         options = parser.parse_args(arguments)
-        labels = tuple(word.strip() for word in options.labels.split(","))
+        labels = tuple(word.strip() for word in options.labels.split(",") if word.strip())
+        task_name = Path(options.task).stem
+        if labels:
+            task_name += f", {'/'.join(labels)}"
         return cls(
             question=question,
             model_source=options.model,
             model_name=options.name or Path(options.model).stem,
             task_source=options.task,
             path=options.path,
-            task_name=options.task_name or f"{Path(options.task).stem}, {'/'.join(labels)}",
+            task_name=options.task_name or task_name,
             labels=labels,
             demonstrations=options.demonstrations,
             separator=options.separator.replace("\\n", "\n"),
@@ -180,7 +185,7 @@ class Study:
             n=3 * self.n,
             seed=self.seed,
             layout=layout,
-            labels=self.labels,
+            labels=self.labels or None,
             demonstrations=demonstrations or self.demonstrations,
             same_length_for=self.model if same_length else None,
             template=self.template,
@@ -199,7 +204,8 @@ class Study:
 
     def tokenize(self, prompts: Sequence[il.Prompt]) -> il.PromptBatch:
         """Tokenize prompts in the study's template, with the labels in one order."""
-        return il.tokenize(self.model, prompts, template=self.template, labels=sorted(self.labels))
+        labels = sorted(self.labels) or None
+        return il.tokenize(self.model, prompts, template=self.template, labels=labels)
 
     @property
     def template(self) -> il.Template:

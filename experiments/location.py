@@ -1,11 +1,10 @@
 """Which method finds the heads that matter, at what cost, and where are they?
 
-1. Seven methods rank all heads on the locating half. Three read them off one forward pass: the
+1. Six methods rank all heads on the locating half. Three read them off one forward pass: the
    contrast and the increase (what a head adds to the answer's log-odds, or to its log p), and
    attention to labels. The gradient estimate takes five passes, counting a backward pass as two.
    Exact effects (zero one head) and causal tracing (restore one head in a run with exchanged
-   labels) take one for each head, and exchanges (give one head the query, the keys or the values of
-   another prompt) three; heads are ranked by the exchange of the query.
+   labels) take one for each head.
 2. The best heads of each method are set to zero at the last position of the testing half. The
    control is the mean over 20 random sets with as many heads of the same layers.
 3. Depth: the share of the deeper half of the layers in all positive mean contributions; with an odd
@@ -57,7 +56,6 @@ METHODS: dict[str, Callable[[int], int]] = {
     "gradient estimate": lambda n_heads: 5,
     "attention to labels": lambda n_heads: 1,
     "causal tracing": lambda n_heads: 2 + n_heads,
-    "exchanged queries": lambda n_heads: 4 + 3 * n_heads,
 }
 """Method -> the number of forward passes per prompt, by the model's number of heads."""
 
@@ -75,15 +73,13 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     return table.write(draw(table.to_frame()))
 
 
-# Methods: each returns scores of heads, [prompt layer head], or their mean as a single row
+# Methods: each returns one score per prompt and head, [prompt layer head]
 
 
 def head_scores(study: Study, method: str, batch: il.PromptBatch) -> np.ndarray:
     """Return every head's score by a method on every prompt."""
     if method == "causal tracing":
         return traced(study, batch)
-    if method == "exchanged queries":
-        return exchanged_queries(study, batch)
     if method in ("exact effects", "gradient estimate"):
         kind = "exact" if method == "exact effects" else "gradient"
 
@@ -142,13 +138,6 @@ def traced(study: Study, batch: il.PromptBatch) -> np.ndarray:
     log_odds = -study.scores("causal tracing", exchanged, edits_of, options).log_odds
     restored = log_odds[:, 1:] - log_odds[:, :1]
     return restored.reshape(len(batch), study.model.cfg.n_layers, study.model.cfg.n_heads)
-
-
-def exchanged_queries(study: Study, batch: il.PromptBatch) -> np.ndarray:
-    """Return the mean log-odds (nats) that the answer loses with each head's query exchanged."""
-    run = study.run("exchanged queries")
-    located = il.locate(study.model, batch, by="exchange", with_effects=False, run=run)
-    return located.score.mean[None].numpy()
 
 
 def best_heads(values: np.ndarray, k: int) -> list[il.Head]:
