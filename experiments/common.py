@@ -247,7 +247,7 @@ class Study:
         run = self.run(f"located by {ranking}, {k}")
         n_heads = k or self.n_located
         located = il.locate(
-            self.model, self.locating, by=ranking, k=n_heads, with_effects=False, run=run
+            self.model, self.locating, by=ranking, k=n_heads, other_scores=False, run=run
         )
         return located.heads
 

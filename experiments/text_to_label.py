@@ -103,7 +103,7 @@ class Hops:
         scanned = thinned(study.locating, N_SCANNED)
         run = study.run("scan")
         located = il.locate(
-            study.model, scanned, by="exchange", k=study.n_located, with_effects=False, run=run
+            study.model, scanned, by="exchange", k=study.n_located, other_scores=False, run=run
         )
         scan = located.heads
         self.comparing = [head for head in scan if head.layer][:N_COMPARING]

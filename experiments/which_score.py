@@ -49,7 +49,7 @@ def add_removal(study: Study, table: Table, score: Score) -> None:
             study.locating,
             by=score,
             k=study.n_located,
-            with_effects=False,
+            other_scores=False,
             held_out=study.testing,
             n_random=N_RANDOM_SETS,
             seed=study.seed,

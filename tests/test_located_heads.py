@@ -4,6 +4,8 @@ import json
 
 import pandas as pd
 import pytest
+import torch
+from launches import locating_half
 from tolerance import assert_close
 
 import icl_lens as il
@@ -42,8 +44,9 @@ def test_intervals_are_those_of_every_prompts_values(gpt2, batch, by):
     increases = il.head_log_prob_increase(il.capture(gpt2, batch), batch.answer_tokens, against=against)
     located = il.locate(gpt2, batch, k=2, by=by, run=il.Run(batch_size=2))
     table = located.to_frame()
-    names = ["name", "score", "low", "high", "selected", "effect", "effect_low", "effect_high"]
-    assert list(table.columns) == [*names, "rank", "layer", "head"]
+    names = ["name", "score", "low", "high", "selected"]
+    assert list(table.columns)[:5] == names
+    assert {"effect", "effect_low", "effect_high", "rank", "layer", "head"} < set(table.columns)
     assert table["name"].tolist() == [str(head) for head in located.top(12)]
     for layer, head, *cells in table[["layer", "head", "score", "low", "high"]].to_numpy().tolist()[:3]:
         interval = bootstrap_interval(increases[:, int(layer), int(head)].double(), clusters=batch.queries)
@@ -54,9 +57,41 @@ def test_intervals_are_those_of_every_prompts_values(gpt2, batch, by):
         interval = bootstrap_interval(lost[:, layer, index].double(), clusters=batch.queries)
         assert_close(cells, [interval.value, interval.low, interval.high])
     assert table["effect"].tail(10).isna().all()
-    assert "effect" not in il.locate(gpt2, batch, k=2, by=by, with_effects=False).to_frame()
+    assert "effect" not in il.locate(gpt2, batch, k=2, by=by, other_scores=False).to_frame()
     assert "95% interval" in repr(located)
     assert il.locate(gpt2, batch[[0, 0]], k=2, by=by).to_frame()["low"].isna().all()
+
+
+@pytest.mark.parametrize("by", ["increase", "contrast", "effect", "exchange"])
+def test_the_other_scores_of_listed_heads_are_those_of_their_functions(gpt2, words, by):
+    """Each is the mean over prompts; the three exchanges are those of a scan of all heads."""
+    many = il.tokenize(gpt2, locating_half("sentiment-number", words, 8))
+    acts = il.capture(gpt2, many)
+    others = many.other_label_tokens
+    effects = il.head_effects(gpt2, many)
+    scan = il.locate(gpt2, many, by="exchange", k=3, other_scores=False)
+    by_label = acts.attention_by_label()
+    right = by_label[torch.arange(8), :, :, many.answer]
+    expected = {
+        "contrast": il.head_log_prob_increase(acts, against=others).mean(0),
+        "increase": il.head_log_prob_increase(acts).mean(0),
+        "effect": (effects.log_prob if by == "increase" else effects.log_odds).mean(0),
+        "right_attention": right.mean(0),
+        "wrong_attention": (by_label.sum(-1) - right).mean(0),
+    }
+    for name in ("exchange", "keys", "values"):
+        expected[name] = scan.scores[name].mean
+    located = il.locate(gpt2, many, by=by, k=3, run=il.Run(batch_size=3))
+    assert set(located.other_scores) - {"log_prob"} == set(expected) - {by}
+    for name, means in expected.items():
+        for layer, head in located.heads:
+            assert_close(located.scores[name].mean[layer, head].float(), means[layer, head].float(), msg=name)
+    listed = set(located.heads)
+    if by != "exchange":
+        assert all(located.scores["exchange"].mean[head].isnan() for head in located.top(12) if head not in listed)
+    defined = located.summary()
+    for title in list(located.columns())[5:]:
+        assert f" {title} (" in defined
 
 
 def test_prompts_that_share_a_query_count_once(gpt2):

@@ -56,10 +56,10 @@ def test_means_and_intervals_are_those_of_single_exchanges(gpt2, many, expected)
     best = [il.Head.from_index(i, 4) for i in expected[:, 0].mean(0).flatten().argsort(descending=True).tolist()]
     assert [head for head in measured.top(12) if head.layer] == [head for head in best if head.layer]
     frame = measured.to_frame()
-    names = ["name", "score", "low", "high", "selected", "keys", "keys_low", "keys_high"]
-    names += ["values", "values_low", "values_high", "effect", "effect_low", "effect_high"]
-    names += ["rank", "layer", "head"]
-    assert frame.columns.tolist() == names
+    names = ["name", "score", "low", "high", "selected"]
+    for name in ("contrast", "increase", "effect", "keys", "values", "right_attention", "wrong_attention"):
+        names += [name, f"{name}_low", f"{name}_high"]
+    assert frame.columns.tolist() == [*names, "rank", "layer", "head"]
     assert frame["name"].tolist() == list(map(str, measured.top(12)))
     assert_close(frame["values"], [expected[:, 2, layer, head].mean() for layer, head in measured.top(12)])
     assert measured.top(3) == best[:3]

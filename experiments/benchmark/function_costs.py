@@ -215,7 +215,7 @@ CALLS: dict[str, Callable[[Case], Any]] = {
     "AddVector": lambda c: c.scored_in(
         il.AddVector(torch.ones(len(c.batch), c.model.cfg.d_model), c.reader.layer)
     ),
-    "locate": lambda c: il.locate(c.model, c.four, with_effects=False),
+    "locate": lambda c: il.locate(c.model, c.four, other_scores=False),
     "locate, effect": lambda c: il.locate(c.model, c.four, by="effect"),
     "mean_score_parts": lambda c: il.mean_score_parts(c.model, c.four, [c.reader]),
     "locate_circuit": lambda c: il.locate_circuit(

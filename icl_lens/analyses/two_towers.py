@@ -171,7 +171,7 @@ def _best_heads(
     view: ModelView, batch: PromptBatch, k: int, by: Score, run: Run
 ) -> tuple[list[Head], pd.DataFrame | None]:
     """Return the k heads with the largest score, and the scan of all heads for `by="exchange"`."""
-    located = locate(view.model, batch, by=by, k=k, with_effects=False, run=run)
+    located = locate(view.model, batch, by=by, k=k, other_scores=False, run=run)
     if by != "exchange":
         return located.heads, None
     scan = located.to_frame().rename(columns={"head": "index", "name": "head", "score": "query"})

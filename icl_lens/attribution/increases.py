@@ -225,6 +225,27 @@ def every_head_increase(
     return out
 
 
+def listed_head_increase(
+    acts: Activations,
+    heads: Sequence[Head],
+    targets: Int[Tensor, " batch"],
+    against: CheckedAgainst,
+    readout: Readout,
+) -> Float[Tensor, "batch head"]:
+    """Return `head_log_prob_increase` of a few heads."""
+    increases = []
+    for layer, index in heads:
+        added = head_outputs(
+            acts.scaled_z[:, layer, index : index + 1].to(readout.dtype),
+            acts.view.W_O(layer)[index : index + 1],
+        )
+        layer_input = acts.resid_pre[:, layer, None].to(readout.dtype)
+        before_and_after = torch.cat([layer_input, layer_input + added], dim=1)
+        log_probs = readout.token_log_probs(before_and_after, targets, against=against)
+        increases.append(log_probs[:, 1] - log_probs[:, 0])
+    return torch.stack(increases, dim=1)
+
+
 def project_heads(
     view: ModelView,
     z: Float[Tensor, "batch layer head d_head"],

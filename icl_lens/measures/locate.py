@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from icl_lens.activations.activations import capture
@@ -24,21 +24,20 @@ from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, choose_t
 from icl_lens.attribution.search import check_k
 from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.edit import Positions
-from icl_lens.engine.score import score, score_sets
+from icl_lens.engine.score import score
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers
 from icl_lens.head_scores import SCORES, DirectScore, Score
-from icl_lens.intervals import MIN_RANDOM_SETS, mean_intervals
+from icl_lens.intervals import MIN_RANDOM_SETS
 from icl_lens.measures.controlled_ablation import ControlledAblation, ablate_with_controls
 from icl_lens.measures.effects import (
-    OUTCOMES_OF_ANSWER,
     Method,
     Outcome,
-    answer_outcomes,
     estimated_effects,
     exact_effects,
     outcome_tokens,
 )
 from icl_lens.measures.exchanges import TowerPrompts, single_exchanges, tower_prompts
+from icl_lens.measures.listed_heads import ListedHeads
 from icl_lens.measures.located_heads import LocatedHeads
 from icl_lens.measures.mean_scores import MeanScore, mean_score
 from icl_lens.metrics import most_probable
@@ -51,7 +50,7 @@ from icl_lens.prompts.batch import PromptBatch, check_batch, with_answers
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.runs.configuration import tensors_digest
-from icl_lens.runs.progress import EFFECTS
+from icl_lens.runs.progress import OTHER_SCORES
 from icl_lens.runs.run import Run, as_run
 from icl_lens.runs.stream import Plan, plan_batches, start
 
@@ -71,7 +70,7 @@ def locate(
     method: Method = "exact",
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
-    with_effects: bool = True,
+    other_scores: bool = True,
     held_out: PromptBatch | Sequence[Prompt] | None = None,
     n_random: int = 10,
     seed: int = 0,
@@ -96,8 +95,9 @@ def locate(
     are those of contrasts and increases (`Readout`).
 
     A head may rank first and have no effect, because later components compensate for it. So the
-    first k heads are also zeroed, one at a time, at the last position (the score "effect"), unless
-    `with_effects` is False.
+    first k heads are also measured by every other score that the prompts allow, and their attention
+    to labels of the answer and to other labels is read (`ListedHeads`), unless `other_scores` is
+    False.
 
     On `held_out` prompts, which should have other queries (`il.split_by_query`), the first k heads,
     at most half of the model's, are zeroed jointly, beside `n_random` random sets of heads of the
@@ -141,9 +141,7 @@ def locate(
         measured = DirectScores.of(
             model, batch, by, targets, against, final_norm=final_norm, bias=bias, run=run
         )
-    effect_tokens = None
-    if with_effects and by != "effect":
-        effect_tokens = outcome_tokens(view, batch, targets, against)
+    scored_tokens = outcome_tokens(view, batch, targets, against) if other_scores else None
     remove_jointly = None
     if held_out is not None:
         tested = held_out if isinstance(held_out, PromptBatch) else tokenize(model, held_out)
@@ -157,7 +155,9 @@ def locate(
         batch,
         k=k,
         run=run,
-        effect_tokens=effect_tokens,
+        scored_tokens=scored_tokens,
+        final_norm=final_norm,
+        bias=bias,
         remove_jointly=remove_jointly,
     )
 
@@ -218,13 +218,16 @@ def mean_over_prompts(
     *,
     k: int,
     run: Run | None,
-    effect_tokens: tuple[Int[Tensor, " prompt"], CheckedAgainst] | None = None,
+    scored_tokens: tuple[Int[Tensor, " prompt"], CheckedAgainst] | None = None,
+    final_norm: FinalNorm = "frozen",
+    bias: bool = True,
     remove_jointly: Callable[[Sequence[Head]], ControlledAblation] | None = None,
 ) -> LocatedHeads:
     """Return the heads with the largest mean of a measured score.
 
-    `effect_tokens` are the targets, and what they are compared with, of the effects of the first k
-    heads, if these are to be measured. `remove_jointly` tests them on held-out prompts.
+    `scored_tokens` are the targets, and what they are compared with, of the other scores of the
+    first k heads, if these are to be measured. `remove_jointly` tests the heads on held-out
+    prompts.
     """
     with start(
         run, view.model, batch, measured.by, measured.options(), plan=measured.plan(run)
@@ -233,12 +236,12 @@ def mean_over_prompts(
         located = stream.distributed.run_on_main(
             lambda: _located_heads(measured, view, batch, columns, k)
         )
-        if effect_tokens is not None:
-            removed = RemovedHeads(view, batch, located.heads, *effect_tokens, measured.by)
-            lost = stream.map(f"{EFFECTS}{k}", removed.measure)
-            located = stream.distributed.run_on_main(
-                lambda: removed.added_to(located, lost["effect"])
+        if scored_tokens is not None:
+            listed = ListedHeads.of(
+                view, batch, located, *scored_tokens, final_norm=final_norm, bias=bias, run=run
             )
+            values = stream.map(f"{OTHER_SCORES}{k}", listed.measure)
+            located = stream.distributed.run_on_main(lambda: listed.added_to(located, values))
         if remove_jointly is not None:
             n_removed = len(view.heads()) // 2  # random sets need as many other heads
             removal = remove_jointly(located.heads[:n_removed])
@@ -430,58 +433,6 @@ class Effects:
             "algorithm": [effects.algorithm] * len(rows),
             "fallback_reason": [effects.fallback_reason] * len(rows),
         }
-
-
-@dataclass(frozen=True, eq=False)
-class RemovedHeads:
-    """What the answer loses when each located head alone is zeroed at the last position.
-
-    Each head costs one token per prompt, besides one pass over each prompt (see `head_effects`).
-    """
-
-    view: ModelView
-    batch: PromptBatch
-    heads: Sequence[Head]
-    targets: Int[Tensor, " prompt"]
-    against: CheckedAgainst
-    by: Score
-    """The score that located the heads: by increases the answer loses log p, by the others
-    log-odds.
-    """
-
-    @property
-    def outcome(self) -> Outcome:
-        """What is lost."""
-        return "log_prob" if self.by == "increase" or self.against is None else "log_odds"
-
-    def measure(self, rows: list[int]) -> dict[str, Tensor | list[str]]:
-        targets, against = self.targets[rows], select_rows(self.against, rows)
-
-        def outcomes(log_probs: Tensor, prompts: Tensor) -> Tensor:
-            return answer_outcomes(log_probs, targets, against, prompts)
-
-        sets: list[list[Ablate]] = [[]]
-        for head in self.heads:
-            sets.append([Ablate([head], positions="last")])
-        by_outcome, _ = score_sets(self.view, self.batch[rows], sets, outcomes)
-        scores = by_outcome[..., OUTCOMES_OF_ANSWER.index(self.outcome)]
-        return {"effect": (scores[:, :1] - scores[:, 1:]).cpu()}
-
-    def added_to(
-        self, located: LocatedHeads, lost: Float[np.ndarray, "prompt head"]
-    ) -> LocatedHeads:
-        """Return located heads with their mean effects; those of other heads are NaN."""
-        is_measured = np.asarray(~np.isnan(lost).all(1))
-        queries = [self.batch.queries[row] for row in np.flatnonzero(is_measured).tolist()]
-        shape = located.score.mean.shape
-        columns = [torch.full(shape, torch.nan, dtype=torch.float64) for _ in range(4)]
-        if is_measured.any():
-            mean, low, high = mean_intervals(lost[is_measured].astype(np.float64), queries)
-            index = tuple(np.array(self.heads).T)
-            for column, values in zip(columns, (mean, low, high), strict=False):
-                column[index] = torch.from_numpy(values)
-        scores = located.scores | {"effect": MeanScore(*columns)}
-        return replace(located, scores=scores, outcome=self.outcome)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ sentence on them.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -36,8 +36,41 @@ SCORE_NAMES: dict[Score, str] = {
     "exchange": "effect of exchanging the query",
 }
 OUTCOME_NAMES: dict[Outcome, str] = {"log_odds": "log-odds", "log_prob": "log p"}
-COLUMN_NAMES = {"keys": "keys exchanged", "values": "values exchanged", "log_prob": "log p lost"}
-"""Names of the columns beside the score; that of effects is what is lost (`OUTCOME_NAMES`)."""
+
+
+class ScoreColumn(NamedTuple):
+    """The column of a score that did not rank the heads."""
+
+    title: str
+    definition: str
+    """What it says of a head; {lost} is what an effect is lost of."""
+    unit: Literal["nats", "share"] = "nats"
+
+
+COLUMNS = {
+    "contrast": ScoreColumn(
+        "contrast", "what the head adds to log p(answer) − log Σ p(other labels)"
+    ),
+    "increase": ScoreColumn("increase", "what it adds to log p(answer)"),
+    "effect": ScoreColumn("zeroed", "{lost} lost if it alone is zeroed at the last position"),
+    "log_prob": ScoreColumn("log p lost", "log p(answer) lost if it alone is zeroed"),
+    "exchange": ScoreColumn(
+        "query", "log-odds lost if it alone takes its query from a prompt of the other class"
+    ),
+    "keys": ScoreColumn(
+        "keys", "log-odds lost if it alone takes its keys from the prompt with exchanged texts"
+    ),
+    "values": ScoreColumn(
+        "values", "log-odds lost if it alone takes its values from the prompt with exchanged labels"
+    ),
+    "right_attention": ScoreColumn(
+        "right labels",
+        "its attention from the last position to labels that are the answer",
+        "share",
+    ),
+    "wrong_attention": ScoreColumn("wrong labels", "its attention to the other labels", "share"),
+}
+"""In the order of the table."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,8 +80,10 @@ class LocatedHeads(Result):
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
         >>> located = il.locate(model, many, by="exchange", k=4)
-        >>> len(located.heads), list(located.scores)
-        (4, ['exchange', 'keys', 'values', 'effect'])
+        >>> len(located.heads), list(located.scores)[:3]
+        (4, ['exchange', 'keys', 'values'])
+        >>> located.other_scores[:3], located.other_scores[-2:]
+        (['contrast', 'increase', 'effect'], ['right_attention', 'wrong_attention'])
         >>> located.to_frame().columns.tolist()[:5]
         ['name', 'score', 'low', 'high', 'selected']
     """
@@ -57,9 +92,9 @@ class LocatedHeads(Result):
     by: Score
     """The score that ranks heads."""
     scores: dict[str, MeanScore]
-    """The score `by`, and others that were measured with it: of an exchange of the query, also
-    those of `keys` and `values`; of the log-odds that are lost, also the `log_prob`; otherwise the
-    `effect` of zeroing each of the first `k` heads alone, which is NaN for other heads.
+    """The score `by`, and others. Of all heads: with "exchange", those of exchanging `keys` and
+    `values`; with "effect", of the log-odds, also the `log_prob`. Of the first `k` heads, NaN for
+    others: the scores of `COLUMNS` (`ListedHeads`).
     """
     k: int
     """Number of heads of the list, which `selected` refers to."""
@@ -120,11 +155,11 @@ class LocatedHeads(Result):
         columns["low"] = self.score.low[index].numpy()
         columns["high"] = self.score.high[index].numpy()
         columns["selected"] = self.score.selected[index].numpy()
-        for name, score in self.scores.items():
-            if name != self.by:
-                columns[name] = score.mean[index].numpy()
-                columns[f"{name}_low"] = score.low[index].numpy()
-                columns[f"{name}_high"] = score.high[index].numpy()
+        for name in self.other_scores:
+            score = self.scores[name]
+            columns[name] = score.mean[index].numpy()
+            columns[f"{name}_low"] = score.low[index].numpy()
+            columns[f"{name}_high"] = score.high[index].numpy()
         columns["rank"] = np.arange(1, len(heads) + 1)
         return pd.DataFrame(columns | {"layer": index[0], "head": index[1]})
 
@@ -181,13 +216,25 @@ class LocatedHeads(Result):
                 f"Whole passes where the prefix cache could not be used: {self.fallback_reason}."
             )
         sentences.append(f"{selected_note(self.k, self.n_heads).capitalize()}.")
-        if "effect" in self.scores and self.by != "effect":
-            lost = OUTCOME_NAMES[self.outcome]
-            sentences.append(
-                f"Last column: {lost} lost with this head alone zeroed at the last position."
-            )
+        sentences.append(self._column_definitions())
         sentences.append(edits_note(self.edits))
         return " ".join(filter(None, sentences))
+
+    @property
+    def other_scores(self) -> list[str]:
+        """The names of the scores that did not rank the heads, in the order of the table."""
+        return [name for name in COLUMNS if name in self.scores and name != self.by]
+
+    def _column_definitions(self) -> str:
+        """Return a sentence on the columns beside the score; empty without such columns."""
+        definitions = []
+        for name in self.other_scores:
+            column = COLUMNS[name]
+            definition = column.definition.format(lost=OUTCOME_NAMES[self.outcome])
+            definitions.append(f"{column.title} ({definition})")
+        if not definitions:
+            return ""
+        return f"Other columns: {'; '.join(definitions)}."
 
     def _method(self) -> str:
         """Return a sentence on what the score is."""
@@ -206,9 +253,7 @@ class LocatedHeads(Result):
             )
         return (
             "The score is the log-odds that the answer loses if, at the last position, one head "
-            "alone takes its query from the prompt with a query of the other class; the next "
-            "columns, if it takes its keys from the prompt with exchanged texts, or its values "
-            "from the prompt with exchanged labels."
+            "alone takes its query from the prompt with a query of the other class."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -233,16 +278,13 @@ class LocatedHeads(Result):
         table = self.to_frame().head(self.k)
         columns: dict[str, list[Any]] = {"rank": table["rank"].tolist()}
         columns["head"] = table["name"].tolist()
-        columns[SCORE_NAMES[self.by]] = list(map(signed, table["score"]))
+        columns[COLUMNS[self.by].title] = list(map(signed, table["score"]))
         columns["95% interval"] = interval_texts(table)
         columns["selected"] = list(map(format_share, table["selected"]))
-        for name in self.scores:
-            if name == self.by:
-                continue
-            title = (
-                f"{OUTCOME_NAMES[self.outcome]} lost" if name == "effect" else COLUMN_NAMES[name]
-            )
-            columns[title] = list(map(signed, table[name]))
+        for name in self.other_scores:
+            column = COLUMNS[name]
+            format_cell = signed if column.unit == "nats" else format_share
+            columns[column.title] = list(map(format_cell, table[name]))
         return columns
 
     def to_view(self) -> View:

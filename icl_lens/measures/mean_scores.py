@@ -64,6 +64,28 @@ def mean_score(
     return MeanScore(*columns)
 
 
+def mean_score_of_heads(
+    values: Float[np.ndarray, "prompt listed_head"],
+    heads: Sequence[Head],
+    queries: Sequence[str],
+    shape: Sequence[int],
+) -> MeanScore:
+    """Return the means and 95% intervals of a score that was measured in some heads only.
+
+    `queries` is the query of each prompt. A prompt whose values are all NaN does not have the
+    score. Other heads are NaN, and so is `selected`.
+    """
+    columns = [torch.full(tuple(shape), torch.nan, dtype=torch.float64) for _ in range(4)]
+    is_measured = np.asarray(~np.isnan(values).all(1))
+    if is_measured.any():
+        measured_queries = [queries[row] for row in np.flatnonzero(is_measured).tolist()]
+        intervals = mean_intervals(values[is_measured].astype(np.float64), measured_queries)
+        index = tuple(np.array(heads).T)
+        for column, numbers in zip(columns[:3], intervals, strict=True):
+            column[index] = torch.from_numpy(numbers)
+    return MeanScore(*columns)
+
+
 def selected_shares(
     scores: Float[np.ndarray, "prompt column"],
     queries: Sequence[str],

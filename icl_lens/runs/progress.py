@@ -26,8 +26,8 @@ NAMES = {
     "exchanges": "exchanging",
 }
 """Displayed names of stages."""
-EFFECTS = "effects-of-"
-"""What the stage of the effects of the first heads begins with; their number follows."""
+OTHER_SCORES = "other-scores-of-"
+"""What the stage of the other scores of the first heads begins with; their number follows."""
 
 PATIENCE = 2.0
 """Seconds after which a bar appears that nobody asked for."""
@@ -35,8 +35,8 @@ PATIENCE = 2.0
 
 def displayed_name(stage: str) -> str:
     """Return what a progress bar calls a stage."""
-    if stage.startswith(EFFECTS):
-        return "zeroing single heads"
+    if stage.startswith(OTHER_SCORES):
+        return "other scores of these heads"
     return NAMES.get(stage, stage)
 
 

@@ -1,0 +1,192 @@
+"""Measure the few heads of a list by every score, so that a table shows all scores side by side.
+
+`il.locate` ranks all heads by one score; `ListedHeads` measures the first of them by the others, on
+the same prompts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from icl_lens.activations.activations import Activations, capture
+from icl_lens.attribution.increases import listed_head_increase
+from icl_lens.attribution.scored_tokens import CheckedAgainst, select_rows
+from icl_lens.edits.ablate import Ablate
+from icl_lens.engine.edit_checks import checked_heads
+from icl_lens.engine.score import score_sets
+from icl_lens.errors import InputError
+from icl_lens.head_scores import Score
+from icl_lens.measures.effects import OUTCOMES_OF_ANSWER, Outcome, answer_outcomes
+from icl_lens.measures.exchanges import (
+    SINGLE,
+    TowerPrompts,
+    exchange_scores,
+    tower_prompts,
+)
+from icl_lens.measures.located_heads import LocatedHeads
+from icl_lens.measures.mean_scores import mean_score_of_heads
+from icl_lens.models.head import Head
+from icl_lens.models.readout import FinalNorm
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.runs.run import Run, as_run
+from icl_lens.runs.stream import plan_batches
+
+EXCHANGED_PARTS = ("exchange", "keys", "values")
+"""The scores of `exchanges.SINGLE`, in its order."""
+
+
+@dataclass(frozen=True, eq=False)
+class ListedHeads:
+    """What some heads do on prompts, by every score that did not rank them.
+
+    - "contrast" and "increase": what a head adds to the answer, read from an unedited pass;
+    - "effect": what the answer loses if the head alone is zeroed at the last position;
+    - "exchange", "keys" and "values": what it loses if the head alone takes these from a donor;
+    - "right_attention", "wrong_attention": attention from the last position to labels that are the
+      answer, and to others, 0 to 1.
+
+    Prompts without other labels have no contrast and no exchange, and texts without demonstrations
+    have no attention to labels.
+    """
+
+    view: ModelView
+    batch: PromptBatch
+    heads: Sequence[Head]
+    targets: Tensor
+    against: CheckedAgainst
+    by: Score
+    """The score that ranked heads: by increases the answer loses log p, by the others log-odds."""
+    donors: TowerPrompts | None
+    """None where nothing can be exchanged."""
+    final_norm: FinalNorm
+    bias: bool
+    memory: int
+    n_captured: int
+    """How many prompts are captured at a time."""
+
+    @classmethod
+    def of(
+        cls,
+        view: ModelView,
+        batch: PromptBatch,
+        located: LocatedHeads,
+        targets: Tensor,
+        against: CheckedAgainst,
+        *,
+        final_norm: FinalNorm,
+        bias: bool,
+        run: Run | None,
+    ) -> "ListedHeads":
+        """Return the first heads of a result, with the tokens that score their prompts."""
+        donors = None
+        if not set(EXCHANGED_PARTS).issubset(located.scores):
+            donors = _donors(view, batch, located.heads)
+        n_captured = len(plan_batches(view, batch, run)[0])  # as many of the longest prompts fit
+        return cls(
+            view,
+            batch,
+            located.heads,
+            targets,
+            against,
+            located.by,
+            donors,
+            final_norm,
+            bias,
+            as_run(run).memory,
+            n_captured,
+        )
+
+    @property
+    def outcome(self) -> Outcome:
+        """What an effect is lost of."""
+        return "log_prob" if self.by == "increase" or self.against is None else "log_odds"
+
+    def measure(self, rows: list[int]) -> dict[str, Tensor]:
+        """Return the scores [row head] by name."""
+        pieces: list[dict[str, Tensor]] = []
+        for first in range(0, len(rows), self.n_captured):
+            pieces.append(self._direct_scores(rows[first : first + self.n_captured]))
+        scores = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+        if self.by != "effect":
+            scores["effect"] = self._effects(rows)
+        if self.donors is not None:
+            scores |= self._exchanges(rows)
+        return {name: values.cpu() for name, values in scores.items() if name != self.by}
+
+    def _direct_scores(self, rows: list[int]) -> dict[str, Tensor]:
+        """Return what the heads add to the answer, and their attention to labels."""
+        acts = capture(self.view.model, self.batch[rows])
+        readout = acts.readout.using(final_norm=self.final_norm, bias=self.bias)
+        targets, against = self.targets[rows], select_rows(self.against, rows)
+        scores = {}
+        if against is not None:
+            contrasts = listed_head_increase(acts, self.heads, targets, against, readout)
+            is_missing = (against < 0).all(1).to(contrasts.device)
+            scores["contrast"] = contrasts.masked_fill(is_missing[:, None], torch.nan)
+        scores["increase"] = listed_head_increase(acts, self.heads, targets, None, readout)
+        if acts.batch.has_demonstrations and acts.batch.prompts:
+            scores |= self._attention(acts)
+        return scores
+
+    def _attention(self, acts: Activations) -> dict[str, Tensor]:
+        """Return attention to labels that are the answer, and to others."""
+        by_label = acts.attention_by_label()
+        layers, heads = torch.tensor(list(self.heads)).unbind(1)
+        of_heads = by_label[:, layers, heads]
+        answer = acts.batch.answer.to(by_label.device)
+        is_right = torch.arange(by_label.shape[-1], device=by_label.device) == answer[:, None]
+        right = (of_heads * is_right[:, None]).sum(-1)
+        wrong = (of_heads * ~is_right[:, None]).sum(-1)
+        return {"right_attention": right, "wrong_attention": wrong}
+
+    def _effects(self, rows: list[int]) -> Float[Tensor, "row head"]:
+        """Return what the answer loses when each head alone is zeroed at the last position.
+
+        Each head costs one token per prompt, besides one pass over each prompt (see
+        `head_effects`).
+        """
+        targets, against = self.targets[rows], select_rows(self.against, rows)
+
+        def outcomes(log_probs: Tensor, prompts: Tensor) -> Tensor:
+            return answer_outcomes(log_probs, targets, against, prompts)
+
+        sets: list[list[Ablate]] = [[]]
+        for head in self.heads:
+            sets.append([Ablate([head], positions="last")])
+        by_outcome, _ = score_sets(self.view, self.batch[rows], sets, outcomes)
+        scores = by_outcome[..., OUTCOMES_OF_ANSWER.index(self.outcome)]
+        return scores[:, :1] - scores[:, 1:]
+
+    def _exchanges(self, rows: list[int]) -> dict[str, Tensor]:
+        """Return the log-odds that the answer loses with each part of each head exchanged."""
+        assert self.donors is not None
+        sets = [(exchange, [head]) for exchange in SINGLE for head in self.heads]
+        donors = self.donors.select(rows)
+        scores, _, _ = exchange_scores(self.view, donors, sets, memory=self.memory)
+        lost = scores.log_odds[:, :1] - scores.log_odds[:, 1:]
+        by_part = lost.unflatten(1, (len(SINGLE), len(self.heads))).unbind(1)
+        return dict(zip(EXCHANGED_PARTS, by_part, strict=True))
+
+    def added_to(self, located: LocatedHeads, values: dict[str, np.ndarray]) -> LocatedHeads:
+        """Return located heads with the means of these values; those of other heads are NaN."""
+        scores = dict(located.scores)
+        shape = located.score.mean.shape
+        for name in values:
+            scores[name] = mean_score_of_heads(values[name], self.heads, self.batch.queries, shape)
+        return replace(located, scores=scores, outcome=self.outcome)
+
+
+def _donors(view: ModelView, batch: PromptBatch, heads: Sequence[Head]) -> TowerPrompts | None:
+    """Return the donors of a batch; None where nothing can be exchanged: texts, pairs, prompts that
+    do not show another label, and models whose attention cannot be recomputed.
+    """
+    try:
+        checked_heads(view, heads, attention=True)
+        return tower_prompts(view.model, batch, own_texts=False)
+    except InputError:
+        return None
