@@ -1,7 +1,7 @@
 """Write the table of docs/families.md from the tables that the tests use: `python docs/families_table.py`.
 
-`tests/test_sweep_numbers.py`, `test_families.py`, `test_processed_weights.py` and `test_hooked_transformer.py` check
-each row, and `test_other_families.py` each type in the list below it; a test fails if the page and these tables differ.
+`tests/sweep/` and `tests/models/test_hooked_transformer.py` check each row, `tests/sweep/test_other_families.py`
+each type in the list below it; a test fails if the page and these tables differ.
 """
 
 import sys

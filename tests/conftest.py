@@ -7,16 +7,8 @@ import zlib
 
 import pytest
 
-SWEEP_FILES = {
-    "test_labels_first.py",
-    "test_other_families.py",
-    "test_processed_weights.py",
-    "test_reference.py",
-    "test_sweep_batches.py",
-    "test_sweep_half.py",
-    "test_sweep_numbers.py",
-}
-"""Files whose slow tests repeat a check on one more model family."""
+SWEEP_FOLDER = "sweep"
+"""Its slow tests repeat a check on one more model family."""
 SAMPLE_SHARE = 8
 """A sample has one in so many of those tests."""
 
@@ -36,7 +28,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     sample: list[pytest.Item] = []
     deselected: list[pytest.Item] = []
     for item in items:
-        is_repeated = item.path.name in SWEEP_FILES and item.get_closest_marker("slow") is not None
+        is_repeated = item.path.parent.name == SWEEP_FOLDER and item.get_closest_marker("slow") is not None
         place = zlib.crc32(f"{seed} {item.nodeid}".encode()) % SAMPLE_SHARE
         is_left_out = is_repeated and place != 0
         (deselected if is_left_out else sample).append(item)

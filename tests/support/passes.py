@@ -24,3 +24,23 @@ def watched(note: Callable[[int, Tensor], Any], *modules: nn.Module) -> Abstract
         return run
 
     return replace_forwards([(module, noted(index, module.forward)) for index, module in enumerate(modules)])
+
+
+def remains(model: Any) -> tuple[int, int, list[str], dict[str, bool]]:
+    """Return what an edit could leave behind: hooks, replaced forwards, which parameters require
+    gradients.
+
+    Hooks that TransformerLens itself sets at a model's first pass don't count.
+    """
+    n_hooks = 0
+    for point in model.hook_dict.values():
+        n_hooks += len(point.fwd_hooks) + len(point.bwd_hooks)
+    handles, capture_handles, forwards = set(), set(), []
+    for name, module in model.named_modules():
+        handles |= {*module._forward_hooks, *module._forward_pre_hooks}
+        if "forward" in vars(module):
+            forwards.append(name)
+    for block in model.blocks:
+        capture_handles |= {handle.id for handle in getattr(block, "_capture_hook_handles", ())}
+    requires_grad = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    return n_hooks, len(handles - capture_handles), forwards, requires_grad

@@ -353,3 +353,9 @@ def reference(hf_model: PreTrainedModel, token_ids: Tensor, target: int, against
     for part in PARTS:
         setattr(increases_of_parts, part, increases_of_parts.increase(part, target, against))
     return increases_of_parts
+
+
+def output_weights(hf: Any, layer: int) -> Tensor:
+    """Return a layer's W_O [head d_head d_model]."""
+    out = _layers(hf)[layer].get_submodule(_WIRING[hf.config.model_type].out)
+    return _weight_in_out(out).unflatten(0, (families.N_HEADS, -1))

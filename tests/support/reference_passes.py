@@ -355,3 +355,35 @@ def raw_scores(hf: Any, seen: Pass, layer: int) -> Tensor:
         scores = cap * torch.atanh(scores / cap)
     best = own_products.abs().argmax()
     return products * (scores.flatten()[best] / own_products.flatten()[best])
+
+
+def writing(what: str, layer: int, at: Any, value: Any) -> Edit:
+    """Return the edit that writes a value, or a function of what is there, to one place of one
+    layer.
+    """
+
+    def edit(asked: str, where: int, x: Tensor) -> Tensor | None:
+        if (asked, where) != (what, layer):
+            return None
+        x = x.clone()
+        x[at] = value(x[at]) if callable(value) else value
+        return x
+
+    return edit
+
+
+def times_slopes(hf: Any, ids: Tensor, what: str, loss: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return x · ∂loss/∂x of a pattern or z, layers first, from autograd on the plain model."""
+    hf.requires_grad_(True)
+    seen = run(hf, ids, grad=True)
+    values = [value for _, value in sorted(getattr(seen, what).items())]
+    slopes = torch.autograd.grad(loss(seen.log_probs), values)
+    hf.requires_grad_(False)
+    return (torch.stack(values) * torch.stack(slopes)).detach()
+
+
+def saliency_of(hf: Any, ids: Tensor, labels: list[int] | slice, target: int) -> Tensor:
+    """Return |pattern · ∂loss/∂pattern| [layer query key], summed over heads; the loss is that
+    among labels.
+    """
+    return times_slopes(hf, ids, "pattern", lambda x: x[labels].logsumexp(0) - x[target]).abs().sum(1)

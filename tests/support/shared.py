@@ -23,6 +23,9 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 jaxtyping.jaxtyped = lighter(jaxtyping.jaxtyped)  # before the package is imported
 
+from planted import Kind, Planted, build  # noqa: E402
+from small_tokenizers import tokenizer_of  # noqa: E402
+
 import icl_lens as il  # noqa: E402
 
 PROMPTS = [
@@ -33,6 +36,7 @@ PROMPTS = [
 """Ragged: 14, 11 and 10 tokens; four, three and two demonstrations."""
 SEVERAL = torch.tensor([[7, -1, 12, 40], [-1, 4, -1, -1], [96, 3, -1, 0]])
 """Tokens to compare each prompt's answer with: three, one and three, with gaps (-1)."""
+IOI = "When Mary and John went to the store, John gave a drink to"
 CATEGORIES = {
     "sentiment": ["love", "like", "hate", "happy", "sad", "good", "bad"],
     "number": ["eight", "two", "one", "nine", "three"],
@@ -211,3 +215,40 @@ def gpt2_acts(gpt2: Any, gpt2_batch: il.PromptBatch) -> il.Activations:
 @pytest.fixture(scope="session")
 def icl_mini() -> Any:
     return il.load_model("icl-mini", device="cpu")
+
+
+def ragged(model: Any) -> il.PromptBatch:
+    """Return `PROMPTS` as tokens of a model."""
+    return il.tokenize(model, PROMPTS, prepend_bos=False)
+
+
+def hf_twin(family_folder: Callable[[str], Path], name: str) -> Any:
+    """Return a family's tiny model as transformers loads it, in float64."""
+    folder = family_folder(name)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **families.EAGER).eval()
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama_gqa"])
+def ioi_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """(TransformerLens model, Hugging Face twin) with a tokenizer that knows the words of `IOI`."""
+    tokenizer = tokenizer_of("byte" if request.param == "gpt2" else "metaspace", IOI.replace(",", ""))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(families, "VOCAB_SIZE", len(tokenizer))
+        folder = tmp_path_factory.mktemp(request.param)
+        families.build(request.param).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    model = il.load_model(str(folder), device="cpu", tokenizer=PreTrainedTokenizerFast.from_pretrained(folder))
+    return model, AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").double().eval()
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Planted, Any]]:
+    """Return a function from a kind and a seed to (truth, planted model), each built once."""
+    root = tmp_path_factory.mktemp("planted")
+
+    @cache
+    def get(kind: Kind, seed: int = 0) -> tuple[Planted, Any]:
+        truth = build(kind, root / f"{kind}-{seed}", seed=seed)
+        return truth, il.load_model(str(truth.folder), device="cpu")
+
+    return get

@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 import torch
 from family_tables import PARTLY_REFUSED
+from tolerance import assert_close
 from torch import Tensor
 
 import icl_lens as il
@@ -560,7 +561,7 @@ def takes_a_model() -> set[str]:
             key for key, f in members.items() if callable(f) and (_takes_a_model(f) or _reads_activations(key, f))
         }
     # Prompts of tasks are those of `load_task`, chats need a tokenizer only, a live view shows
-    # numbers of the others (test_live), lists of heads are compared and drawn without running a
+    # numbers of the others (test_live_view), lists of heads are compared and drawn without running a
     # model, `map_prompts` runs what it is passed (test_map_prompts), and `debias_edits` returns
     # values.
     return callables - {
@@ -623,3 +624,19 @@ def is_refused(function: str, family: str, call: Callable[[], Any]) -> bool:
     with pytest.raises(il.InputError, match=words):
         call()
     return True
+
+
+def assert_same(actual: Any, expected: Any, *, row: int | None = None, msg: str) -> None:
+    """Assert that results agree: all of them, or those of one prompt in a batch with those of the
+    prompt alone.
+    """
+    ours, theirs = list(numbers(actual)), list(numbers(expected))
+    assert len(ours) == len(theirs)
+    for x, y in zip(ours, theirs, strict=True):
+        if row is not None:
+            x, y = x[row], y[0]
+            x = x[tuple(slice(0, n) for n in y.shape)]
+        assert x.isfinite().any() or not x.numel()
+        infinite = ~y.isfinite()
+        assert_close(x.masked_fill(infinite, 0).float(), y.masked_fill(infinite, 0).float(), msg=msg)
+        assert torch.equal(~x.isfinite(), infinite), msg

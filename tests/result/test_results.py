@@ -1,0 +1,291 @@
+"""Every public result has the same views, and comes back from its file as it was."""
+
+import html
+import inspect
+import json
+import random
+import re
+from dataclasses import fields
+from functools import cache
+
+import pytest
+from same_values import same
+
+import icl_lens as il
+from icl_lens.report import views
+from icl_lens.result.base import Displayed, Result
+
+TASK = "sentiment-number"
+
+
+class Made:
+    """Results of icl-mini, each computed when first asked for."""
+
+    def __init__(self, model):
+        self.model, self.prompts = model, il.load_task(TASK, n=8)
+        self.batch = il.tokenize(model, self.prompts)
+        self.acts = il.capture(model, self.batch, writers=True)
+
+    @cache  # noqa: B019 - lives as long as the module's fixture
+    def get(self, name: str) -> Displayed:
+        return MAKE[name](self)
+
+
+def explained(made: Made, text: str = "love : bar like : bar eight : foo two : foo one :") -> il.results.Explanation:
+    return il.explain(made.model, il.Prompt.parse(text, answer="foo"), k=3, n_random=2)
+
+
+MAKE = {
+    "Explanation": explained,
+    "Comparison": lambda m: il.compare(m.get("Explanation"), explained(m, "two : foo love : bar like :")),
+    "ModelComparison": lambda m: il.compare_models(m.model, m.model, m.prompts),
+    "TwoTowers": lambda m: il.two_towers(m.model, m.prompts, ["L5H0"], n_random=3),
+    "TopHeads": lambda m: il.top_heads(il.capture(m.model, m.batch), k=3),
+    "TopSubheads": lambda m: il.top_subheads(m.acts, k=3),
+    "LayerIncreases": lambda m: il.layer_log_prob_increase(m.acts),
+    "HeadCopying": lambda m: il.head_copying(m.model, "L2H0", [5, 8, 13]),
+    "ScoreParts": lambda m: il.attention_score_parts(m.acts, "L2H0"),
+    "ScoreContrast": lambda m: m.get("ScoreParts").contrast(m.get("ScoreParts").of_label(m.batch.answer)),
+    "ValueParts": lambda m: il.value_parts(m.acts, "L2H0"),
+    "QueryKeyMetric": lambda m: il.query_key_metric(m.model, "L2H0"),
+    "HeadEffects": lambda m: il.head_effects(m.model, m.batch),
+    "Agreement": lambda m: il.metrics.agreement(
+        *(m.get("HeadEffects").log_odds[i].nan_to_num() for i in (0, 1)),
+        k=4,
+    ),
+    "DemonstrationEffects": lambda m: il.demonstration_effects(m.model, m.batch),
+    "Generations": lambda m: il.generate(m.model, m.batch[:2], [[], [il.Ablate(["L5H0"])]], max_new_tokens=3),
+    "VectorGains": lambda m: il.vector_gains(m.model, il.task_vectors(m.model, m.batch), m.batch, replace=True),
+    "HeadToHeadEffects": lambda m: il.head_to_head_effects(m.model, m.batch, ["L5H0"], part="k"),
+    "SaliencyFlow": lambda m: il.saliency_flow(m.model, m.batch[:2]),
+    "ControlledAblation": lambda m: il.ablate_with_controls(m.model, m.batch, ["L5H0"], n_random=2),
+    "LocatedHeads": lambda m: il.locate(m.model, m.batch, by="exchange", k=5),
+    "MeanScoreParts": lambda m: il.mean_score_parts(m.model, m.prompts, heads=["L5H0"]),
+    "Circuit": lambda m: il.locate_circuit(
+        m.model, *il.split_by_query(il.load_task(TASK, n=24), 12), ["L5H0"], n_edges=4, n_random=3
+    ),
+    "RepeatedTokenScores": lambda m: il.repeated_token_scores(m.model, n=2),
+    "TaskCheck": lambda m: il.task_check(m.model, TASK, n=20),
+    "PairCheck": lambda m: il.task_check(
+        m.model, [il.Prompt(p.demonstrations, p.query, "qux", ("foo", "bar", "qux")) for p in il.load_task(TASK, n=20)]
+    ),
+}
+"""How each public result is made."""
+
+FIRST = {
+    "Explanation": ["name", "contrast", "increase"],
+    "Comparison": ["name", "change", "a", "b"],
+    "ModelComparison": ["name", "change", "low", "high"],
+    "TwoTowers": ["exchanged", "predicted", "log_odds_lost", "low", "high"],
+    "TopHeads": ["name", "value"],
+    "TopSubheads": ["name", "position", "token", "value"],
+    "LayerIncreases": ["prompt", "layer", "component", "value"],
+    "HeadCopying": ["token", "own_logit", "promoted", "logit"],
+    "ScoreParts": ["writer", "position", "query_side", "key_side"],
+    "ScoreContrast": ["writer", "query_side", "key_side"],
+    "ValueParts": ["writer", "position", "value"],
+    "QueryKeyMetric": ["direction", "singular_value", "share"],
+    "HeadEffects": ["name", "log_odds", "log_prob"],
+    "DemonstrationEffects": ["text", "label", "hidden", "keys", "values"],
+    "Generations": ["prompt", "no edits", "L5H0 zeroed"],
+    "VectorGains": ["layer", "gain", "low", "high"],
+    "Agreement": ["spearman", "k", "overlap", "expected_overlap"],
+    "HeadToHeadEffects": ["reader", "part", "writer", "log_odds", "log_prob"],
+    "SaliencyFlow": ["prompt", "layer", "text_to_label", "label_to_last"],
+    "ControlledAblation": ["accuracy", "log_odds", "auroc", "over_vocabulary"],
+    "LocatedHeads": ["name", "score", "low", "high", "selected"],
+    "MeanScoreParts": ["name", "side", "writer", "value", "low", "high"],
+    "Circuit": ["edge", "effect", "low", "high", "selected"],
+    "RepeatedTokenScores": ["name", "induction", "previous_token"],
+    "TaskCheck": ["value", "low", "high"],
+    "PairCheck": ["value", "low", "high"],
+}
+"""The first columns of each table."""
+
+HEADLINE = {
+    "Explanation": lambda saved: f"{saved.heads[0].head} {saved.heads[0].scores['contrast']:+.3f}",
+    "Comparison": lambda saved: f"{saved.to_frame()['change'][0]:+.3f}",
+    "ModelComparison": lambda saved: f"{saved.a['accuracy'].mean():.1%} of 8 prompts correctly",
+    "TwoTowers": lambda saved: saved.verdict,
+    "LayerIncreases": lambda saved: f"{saved.attn.mean(0)[0]:+.3f}",
+    "ScoreParts": lambda saved: f"{saved.query_side.flatten(0, 1).mean(0).abs().max():.3f}",
+    "ScoreContrast": lambda saved: f"{saved.value.mean():+.3f}",
+    "ValueParts": lambda saved: f"{saved.parts.sum(1).mean(0).abs().max():.3f}",
+    "HeadEffects": lambda saved: f"{saved.log_odds.mean(0).max():+.3f}",
+    "DemonstrationEffects": lambda saved: f"{saved.whole_log_odds.mean(0)[0]:+.3f}",
+    "Generations": lambda saved: saved.texts[0][0],
+    "VectorGains": lambda saved: f"{saved.to_frame()['gain'].max():+.3f}",
+    "SaliencyFlow": lambda saved: f"{saved.text_to_label.mean(0)[0]:.2e}",
+    "ControlledAblation": lambda saved: f"{saved.interval('heads', 'accuracy').value:.1%}",
+    "MeanScoreParts": lambda saved: saved.sentence(saved.heads[0]),
+    "RepeatedTokenScores": lambda saved: f"{saved.induction.max():.3f}",
+    "TaskCheck": str,
+    "PairCheck": str,
+}
+"""What `print` must say, where it is not the first value of the table."""
+
+
+@pytest.fixture(scope="module")
+def made(icl_mini):
+    return Made(icl_mini)
+
+
+def test_all_public_results_are_tested():
+    named = {name: getattr(il.results, name) for name in il.results.__all__}
+    public = {
+        name
+        for name, public_object in named.items()
+        if inspect.isclass(public_object) and issubclass(public_object, Displayed)
+    }
+    assert not any(
+        inspect.isclass(public_class := getattr(il, name)) and issubclass(public_class, Displayed)
+        for name in il.__all__
+    )
+    assert public == set(MAKE) == set(FIRST)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_the_columns_that_matter_come_first_and_print_says_the_headline(made, name):
+    displayed = made.get(name)
+    frame, text = displayed.to_frame(), repr(displayed)
+    assert list(frame.columns)[: len(FIRST[name])] == FIRST[name]
+    numbers = frame.select_dtypes("floating")
+    assert HEADLINE.get(name, lambda _: f"{numbers.iloc[0, 0]:+.3f}".lstrip("+"))(displayed) in text.replace("−", "-")
+    assert len(text) < 8000
+
+
+PAGES_OF_THEIR_OWN = {
+    "Explanation": ("contrast", "{:+.3f}".format),
+    "Comparison": ("name", str),
+    "ModelComparison": ("name", str),
+    "TwoTowers": ("log_odds_lost", "{:+.2f}".format),
+    "ControlledAblation": ("log_odds", "{:+.2f}".format),
+    "Circuit": ("effect", "{:+.3f}".format),
+}
+"""A column of the table, and how the page writes its values; other pages show the cells that
+`print` shows.
+"""
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_pages_and_inline_output_have_the_numbers(made, name, tmp_path):
+    displayed = made.get(name)
+    page, inline = displayed.to_html(), displayed._repr_html_()
+    assert page.startswith("<!doctype html>")
+    assert displayed.to_html(tmp_path / "page.html") is None
+    assert (tmp_path / "page.html").read_text() == page
+    text = html.unescape(re.sub("<[^>]*>", " ", page)).replace("\N{MINUS SIGN}", "-")
+    if name in PAGES_OF_THEIR_OWN:
+        column, form = PAGES_OF_THEIR_OWN[name]
+        frame = displayed.to_frame()
+        values = frame[column] if column in frame else frame.index.to_series()
+        largest = values.nlargest(3) if form is not str else values.head(3)
+        assert all(form(value) in text for value in largest)
+    else:
+        cells = [cell.replace("\N{MINUS SIGN}", "-") for row in displayed.to_view().sections[0].texts() for cell in row]
+        assert all(" ".join(cell.split()) in " ".join(text.split()) for cell in cells)
+    if type(displayed) in views.PAGES or displayed.to_view().sentences:
+        assert "icl-lens-twin" in inline
+    else:
+        inline_text = html.unescape(re.sub("<[^>]*>", " ", inline))
+        assert all(cell in inline_text for row in displayed.to_view().sections[0].texts() for cell in row)
+        assert inline.startswith("<table>")
+        assert "<script" not in inline
+        assert "style>" not in inline
+    assert all(figure.axes for figure in displayed.figures.values())
+
+
+@pytest.mark.parametrize("name", [name for name in MAKE if issubclass(getattr(il.results, name), Result)])
+def test_a_result_comes_back_from_its_file_and_other_files_are_refused(made, name, tmp_path):
+    saved, path = made.get(name), tmp_path / "result.json"
+    saved.save(path)
+    again = il.results.load(path)
+    assert same(saved, again)
+    assert repr(again) == repr(saved)
+    assert again.to_html() == saved.to_html()
+    state = json.loads(path.read_text(), parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
+    assert {"icl-lens", "torch"} <= state["versions"].keys()
+    first = fields(type(saved))[0].name
+    for change, message in [
+        ({"version": 99}, rf"must be {saved.version}, got 99; load it with the icl-lens version that it lists"),
+        ({"format": "icl-lens other"}, f"is not a saved {name}; pass a file written by {name}.save"),
+        ({first: {"no": "such"}}, f"(?s)is damaged .*; pass a file written by {name}.save"),
+    ]:
+        path.write_text(json.dumps(state | change))
+        with pytest.raises(il.InputError, match=message):
+            type(saved).load(path)
+    path.write_text('{"format": "icl-lens other"}')
+    with pytest.raises(il.InputError, match="is not a saved result; pass a file"):
+        il.results.load(path)
+    path.write_text("{")
+    with pytest.raises(il.InputError, match="not valid JSON"):
+        type(saved).load(path)
+    with pytest.raises(il.InputError, match="cannot read"):
+        type(saved).load(tmp_path / "missing.json")
+
+
+WRONG = [None, "x", "NaN", "-Infinity", [], {}, [[]], True, -1, 0.5, 10**400, 1e308, "float128", "L99H99"]
+
+
+def places(value, path=()):
+    """Yield the path of every value inside a JSON value."""
+    if path:
+        yield path
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, entry in entries:
+        yield from places(entry, (*path, key))
+
+
+def at(value, path):
+    for key in path:
+        value = value[key]
+    return value
+
+
+def mutated(text, rng):
+    """Return a file with one value removed, replaced, doubled or exchanged for another, or with its
+    end cut off.
+    """
+    if rng.random() < 0.1:
+        return text[: rng.randrange(len(text))]
+    state = json.loads(text)
+    paths = [path for path in places(state) if path[0] not in ("summary", "versions")]
+    # Of tensors with many values, most paths lead to a number: choose among the levels first.
+    depth = rng.choice(sorted({len(path) for path in paths}))
+    first, second = (rng.choice([path for path in paths if len(path) == depth]) for _ in range(2))
+    holder, key = at(state, first[:-1]), first[-1]
+    kind = rng.choice(["remove", "replace", "replace", "exchange", "double"])
+    if kind == "remove":
+        del holder[key]
+    elif kind == "replace":
+        holder[key] = rng.choice(WRONG)
+    elif kind == "exchange":
+        second_holder = at(state, second[:-1])
+        holder[key], second_holder[second[-1]] = second_holder[second[-1]], holder[key]
+    elif isinstance(holder, list):
+        holder.insert(key, holder[key])
+    return json.dumps(state)
+
+
+@pytest.mark.parametrize("name", ["TopHeads", "HeadEffects", "LayerIncreases", "Generations", "DemonstrationEffects"])
+@pytest.mark.parametrize("has_digest", [True, False])
+def test_a_damaged_result_is_refused_or_loads_as_it_was(made, name, has_digest, tmp_path):
+    """Without the digest, as in files of earlier versions, what loads can at least be shown."""
+    result, path, rng = made.get(name), tmp_path / "result.json", random.Random(0)
+    text = result.to_json()
+    if not has_digest:
+        text = json.dumps({key: value for key, value in json.loads(text).items() if key != "digest"})
+    sentences = []
+    for _ in range(60 if has_digest else 25):
+        path.write_text(mutated(text, rng))
+        try:
+            loaded = il.results.load(path)
+        except il.InputError as error:
+            sentences.append(str(error))
+            continue
+        assert repr(loaded)
+        assert loaded.to_html()
+        if has_digest:
+            assert same(result, loaded)
+    assert len(sentences) > 10
+    assert not any("\n" in sentence for sentence in sentences)
