@@ -30,6 +30,7 @@ from icl_lens.models.shared_weights import with_shared_weights
 from icl_lens.models.supported import SUPPORTED_DTYPES
 from icl_lens.models.user_tokenizer import copy_tokenizer, not_read_again
 from icl_lens.models.weight_checks import StrictLoader
+from icl_lens.prompts.beginning import expect_no_comparison
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
@@ -109,6 +110,7 @@ def load_model(
     if str(model.cfg.device) == "meta":  # the embedding is offloaded: tokens go where it runs
         model.cfg.device = str(execution_device(model.embed) or "cpu")
     model.eval()
+    expect_no_comparison(model)
     if expected is None and hf_model is None:
         defer_comparison(model)
     else:

@@ -14,6 +14,7 @@ import torch
 
 from icl_lens.errors import InputError, short_repr
 from icl_lens.prompts.batch import PromptBatch, check_against_differs, text_batch
+from icl_lens.prompts.beginning import warn_of_other_beginning
 from icl_lens.prompts.prompt import RenderedPrompt, check_unicode
 from icl_lens.prompts.token_alignment import (
     TokenizedText,
@@ -109,6 +110,7 @@ def tokenize_plain(
     tokenized = tokenize_texts(tokenizer, rendered)
     prefixes = special_prefixes(tokenizer, tokenized, prepend_bos)
     rows = [[*prefix, *text.ids] for prefix, text in zip(prefixes, tokenized, strict=True)]
+    warn_of_other_beginning(model, strings[0], rows[0], prepend_bos=prepend_bos)
     check_context_length(model, rows)
     ids_of_cut_strings: dict[str, list[int]] = {}
 

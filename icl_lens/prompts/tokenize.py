@@ -12,6 +12,7 @@ from torch import Tensor
 
 from icl_lens.errors import InputError, short_repr
 from icl_lens.prompts.batch import PromptBatch, row_fields
+from icl_lens.prompts.beginning import warn_of_other_beginning
 from icl_lens.prompts.label_tokens import Ids, LabelColumns, LabelPlace, LabelRow, LabelTokens
 from icl_lens.prompts.plain_text import Text, tokenize_plain
 from icl_lens.prompts.prompt import (
@@ -54,7 +55,9 @@ def tokenize(
     batch. Prompts may have different labels; only those of one prompt are its choices.
     `prepend_bos=None` prepends what the model's published tokenizer prepends (nothing for GPT-2,
     <s> for Llama), even if TransformerLens loaded it with `add_bos_token=True`; nothing is
-    appended, and nothing is prepended to a text that already begins with it, such as chat text.
+    appended, and nothing is prepended to a text that already begins with it, such as chat text. A
+    bridge or HookedTransformer of your own that reads other tokens in front of `model(text)` is
+    warned of, once.
 
     Labels may begin with the same tokens. They are compared at the first token in which they
     differ, and a prompt has one row for each such decision between its answer and other labels:
@@ -189,6 +192,8 @@ def _tokenize(
     columns = _label_columns(prompts, labels, label_tokens)
 
     prefixes = special_prefixes(tokenizer, texts, prepend_bos)
+    first_ids = [*prefixes[0], *texts[0].ids]
+    warn_of_other_beginning(model, texts[0].rendered.text, first_ids, prepend_bos=prepend_bos)
     rows: list[_Row] = []
     prompt_numbers: list[int] = []
     for number, (prompt, text, prefix) in enumerate(zip(prompts, texts, prefixes, strict=True)):

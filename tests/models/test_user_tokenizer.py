@@ -3,11 +3,14 @@ every kind of family.
 """
 
 import copy
+import re
+import warnings
 from functools import cache
 from types import SimpleNamespace
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformer_lens.model_bridge import TransformerBridge
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import icl_lens as il
@@ -209,6 +212,34 @@ def test_tokens_added_to_a_bridges_tokenizer_keep_the_published_beginning(tmp_pa
     model = SimpleNamespace(tokenizer=tokenizer, cfg=SimpleNamespace(n_ctx=100))
     tokens = il.tokenize(model, [PROMPT], template=TEMPLATE).tokens[0].tolist()
     assert tokens == tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "sentence"),
+    [
+        ("gpt2", True, r"a prompt begins without '<\|endoftext\|>', .* pass prepend_bos=True for those"),
+        ("gpt2", False, None),
+        ("llama2", True, None),
+        ("llama2", False, r"a prompt begins with '<s>', .* pass prepend_bos=False for those .* prepend_bos=True\)"),
+    ],
+)
+def test_a_bridge_that_begins_its_texts_otherwise_is_warned_of_once(tmp_path, kind, default, sentence):
+    hf_model().save_pretrained(tmp_path)
+    build(kind).save_pretrained(tmp_path)
+    bridge = TransformerBridge.boot_transformers(str(tmp_path), device="cpu")
+    bridge.cfg.default_prepend_bos = default
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        il.tokenize(load(build(kind)), [PROMPT])  # not made by the user
+        batches = [il.tokenize(bridge, "love : bar one :") for _ in range(2)]
+    said = [str(warning.message) for warning in caught if "prepend_bos" in str(warning.message)]
+    assert len(said) == (sentence is not None)
+    own_ids = bridge.to_tokens("love : bar one :").tolist()
+    assert (batches[0].tokens.tolist() == own_ids) == (sentence is None)
+    for message in said:
+        assert re.search(sentence, message)
+        remedy = "prepend_bos=True for" in message
+        assert il.tokenize(bridge, "love : bar one :", prepend_bos=remedy).tokens.tolist() == own_ids
 
 
 @pytest.mark.parametrize(
