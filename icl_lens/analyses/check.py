@@ -4,7 +4,7 @@ import math
 from typing import Any, ClassVar
 
 from icl_lens.result.base import Result
-from icl_lens.result.number_format import decimal, signed, whole_percent
+from icl_lens.result.number_format import decimal, joined, signed, whole_percent
 from icl_lens.result.view import Column, Section, View
 
 
@@ -13,6 +13,32 @@ class Check(Result):
 
     definitions: ClassVar[tuple[str, ...]] = ()
     """Lines below the table that say what its shares are."""
+
+    @property
+    def learns_from_demonstrations(self) -> bool:
+        """Whether the model is shown to learn from the demonstrations."""
+        raise NotImplementedError
+
+    def sources_of_answers(self) -> list[str]:
+        """Return what else the answers are shown to depend on, in words such as "which label is
+        last".
+        """
+        raise NotImplementedError
+
+    def on_heads_that_matter(self) -> str:
+        """Return what heads that matter carry where the model is not shown to learn; empty if it
+        is.
+        """
+        if self.learns_from_demonstrations:
+            return ""
+        sources = self.sources_of_answers()
+        carried = "may come from anything else in the prompt"
+        if sources:
+            carried = f"here depends on {joined(sources)}"
+        return (
+            "That heads matter is no sign of learning from the demonstrations, which the model is "
+            f"not shown to do on this task: the heads carry the answer, which {carried}."
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the value of each row of `to_frame` and, as "sentence", the printed text."""

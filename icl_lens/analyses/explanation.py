@@ -27,7 +27,7 @@ from icl_lens.analyses.sections import (
 from icl_lens.attribution.reasons import SIDES, writers_in_words
 from icl_lens.errors import check_choice
 from icl_lens.head_scores import SCORES, DirectScore, Score, score_of_parts
-from icl_lens.intervals import beside_random_sets
+from icl_lens.intervals import Interval, beside_random_sets
 from icl_lens.measures.demonstration_effects import BEGINS_TEXT
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
@@ -438,9 +438,7 @@ class Explanation(Result):
     def finding(self) -> str:
         """Whether the zeroed heads matter more than random heads in this prompt."""
         ablation = self.ablation
-        lost = self.lost(ablation.located)
-        random_losses = [self.lost(log_probs) for log_probs in ablation.random]
-        difference = beside_random_sets(lost, random_losses)
+        lost, difference = self._loss_and_difference()
         return removal_finding(
             ablation.heads,
             difference,
@@ -450,6 +448,20 @@ class Explanation(Result):
             random="random heads",
             n_random_sets=len(ablation.random),
         )
+
+    @property
+    def shows_that_heads_matter(self) -> bool:
+        """Whether `finding` says that the zeroed heads matter more than random heads."""
+        lost, difference = self._loss_and_difference()
+        return lost > 0 and difference.low > 0
+
+    def _loss_and_difference(self) -> tuple[float, Interval]:
+        """Return what the answer loses without the heads, and how much more than without random
+        ones.
+        """
+        lost = self.lost(self.ablation.located)
+        random_losses = [self.lost(log_probs) for log_probs in self.ablation.random]
+        return lost, beside_random_sets(lost, random_losses)
 
     def why_sentence(self, report: HeadReport) -> str:
         """Return why a head attends where it does; empty if its scores were not split."""

@@ -93,6 +93,18 @@ class PairCheck(Check):
         """Whether the model learns from demonstrations or, if these show answers, their mapping."""
         return "learns" in self.behaviors or ("maps" in self.behaviors and self.shown > 0)
 
+    @property
+    def learns_from_demonstrations(self) -> bool:
+        return self.does_task
+
+    def sources_of_answers(self) -> list[str]:
+        words: dict[PairEffect, str] = {
+            "maps": "which output belongs to which input",
+            "knows": "what the model knows without demonstrations",
+            "copies": "the outputs that the prompt shows",
+        }
+        return [words[behavior] for behavior in self.behaviors if behavior in words]
+
     def to_frame(self) -> pd.DataFrame:
         """Return value, low and high, one row per effect, accuracy and share (no interval)."""
         rows = {f"{name}, share of answers": effect for name, effect in self.effects.items()}

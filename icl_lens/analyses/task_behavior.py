@@ -174,6 +174,23 @@ class TaskCheck(Check):
         return tuple(name for _, name in names)
 
     @property
+    def learns_from_demonstrations(self) -> bool:
+        return "learns" in self.behaviors
+
+    def sources_of_answers(self) -> list[str]:
+        words: dict[Behavior, str] = {
+            "contradicts": "the demonstrations, which it contradicts",
+            "knows": "the meaning of the labels",
+            "misreads": "the meaning of the labels",
+            "copies": "which label is last",
+            "avoids": "which label is last",
+            "first": "which label is first",
+            "avoids first": "which label is first",
+            "prefers": f"a preference for {self.favorite!r}",
+        }
+        return [words[behavior] for behavior in self.behaviors if behavior in words]
+
+    @property
     def tells_apart(self) -> bool:
         """Whether the model learns from the demonstrations or knows the classes' words."""
         return bool({"learns", "knows"} & {*self.behaviors})

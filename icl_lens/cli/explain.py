@@ -18,6 +18,7 @@ from icl_lens.cli.options import (
     SeedOption,
     TaskOptions,
     head_names,
+    print_reading,
 )
 from icl_lens.errors import InputError
 
@@ -155,7 +156,7 @@ def explain(
     loaded = model.load()
     if why_options.why is not None:
         ModelView.of(loaded).check_head(why_options.why)
-    task.print_behavior(console, loaded, readout, n=1, seed=seed)
+    behavior = task.print_behavior(console, loaded, readout, n=1, seed=seed)
     settings: dict[str, Any] = {
         "by": by,
         "why": why_options.why,
@@ -173,6 +174,7 @@ def explain(
         explanation.save(output.json_file)
     page = output.write(explanation.to_html)
     console.print(explanation)
+    print_reading(console, behavior, explanation)
     output.show(page, console)
 
 

@@ -18,6 +18,7 @@ from icl_lens.cli.options import (
     SeedOption,
     SplitTask,
     preview,
+    print_reading,
 )
 from icl_lens.report.terminal import new_table
 
@@ -103,7 +104,7 @@ def locate(
         batch, held_out = (readout.tokenize(loaded, half) for half in (locating, testing))
         model.warn_of_words(console, prompts)
         console.print(preview(batch))
-        task.print_behavior(console, loaded, readout, n=task.n, seed=seed)
+        behavior = task.print_behavior(console, loaded, readout, n=task.n, seed=seed)
         with progress(hidden=console.quiet) as report:
             run = replace(
                 run,
@@ -130,6 +131,7 @@ def locate(
         page = files.write(located.to_html)
         files.write_json(lambda: located.to_json(model=ModelView.of(loaded).name))
         console.print(located.finding, style="bold")
+        print_reading(console, behavior, located.removal)
         console.print(_table(located))
         if located.removal is not None:
             console.print(located.table_finding)

@@ -25,8 +25,10 @@ from icl_lens.head_scores import SCORES, Score, choose_score
 if TYPE_CHECKING:
     import torch
 
+    from icl_lens.analyses.explanation import Explanation
     from icl_lens.analyses.pair_behavior import PairCheck
     from icl_lens.analyses.task_behavior import TaskCheck
+    from icl_lens.measures.controlled_ablation import ControlledAblation
     from icl_lens.models.head import Head
     from icl_lens.prompts.batch import PromptBatch
     from icl_lens.prompts.class_labels import Labels
@@ -581,6 +583,20 @@ class SplitTask(TaskOptions):
             if (len(locating), len(testing)) == (half, self.n):
                 return locating, testing
         return prompts[:half], prompts[half:][: self.n]
+
+
+def print_reading(
+    console: Console,
+    behavior: "TaskCheck | PairCheck | None",
+    removal: "ControlledAblation | Explanation | None",
+) -> None:
+    """Print what heads that matter carry, if the model is not shown to learn on the task; nothing
+    if it is, if the heads are not shown to matter, or if one of both is not known.
+    """
+    if behavior is None or removal is None or not removal.shows_that_heads_matter:
+        return
+    if reading := behavior.on_heads_that_matter():
+        console.print(reading)
 
 
 def located_on(locating: "PromptBatch", testing: "PromptBatch") -> str:

@@ -272,28 +272,45 @@ class ControlledAblation(Result):
         """
         if bool((self.conditions["no ablation"].scores[0].answer < 0).any()):
             return ""
-        measure: PromptMeasure = "log_odds" if len(self.labels) > 1 else "over_vocabulary"
-        before, after = (
-            float(self.per_prompt(name, measure).mean()) for name in ("no ablation", "heads")
-        )
-        n_sets = len(self.conditions["same layers"].sets)
-        if not n_sets:
-            difference = Interval(math.nan, math.nan, math.nan)
-        elif len(set(self.queries)) > 1:
-            difference = self.difference("same layers", "heads", measure)
-        else:
-            in_sets = before - self.per_prompt("same layers", measure).mean(1)
-            difference = beside_random_sets(before - after, in_sets)
+        measure = self._finding_measure
+        lost, difference = self._loss_and_difference()
         is_last = self.positions == "last"
         return removal_finding(
             self.heads,
             difference,
-            lost=before - after,
+            lost=lost,
             unit="nats of log-odds" if measure == "log_odds" else "of its share of top tokens",
             where=f"{self.ablated} at {'the last position' if is_last else 'all positions'}",
             random="random heads of the same layers",
-            n_random_sets=n_sets,
+            n_random_sets=len(self.conditions["same layers"].sets),
         )
+
+    @property
+    def shows_that_heads_matter(self) -> bool:
+        """Whether `finding` says that the heads matter more than random heads."""
+        if not self.finding:
+            return False
+        lost, difference = self._loss_and_difference()
+        return lost > 0 and difference.low > 0
+
+    @property
+    def _finding_measure(self) -> PromptMeasure:
+        return "log_odds" if len(self.labels) > 1 else "over_vocabulary"
+
+    def _loss_and_difference(self) -> tuple[float, Interval]:
+        """Return what the answer loses without the heads, and how much more than without random
+        heads of the same layers.
+        """
+        measure = self._finding_measure
+        before, after = (
+            float(self.per_prompt(name, measure).mean()) for name in ("no ablation", "heads")
+        )
+        if not self.conditions["same layers"].sets:
+            return before - after, Interval(math.nan, math.nan, math.nan)
+        if len(set(self.queries)) > 1:
+            return before - after, self.difference("same layers", "heads", measure)
+        in_sets = before - self.per_prompt("same layers", measure).mean(1)
+        return before - after, beside_random_sets(before - after, in_sets)
 
     def to_frame(self) -> pd.DataFrame:
         """Return each measure's interval, range over sets and difference from "same layers", one

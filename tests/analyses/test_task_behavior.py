@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from planted import Kind, build
 import icl_lens as il
 from icl_lens.analyses.behavior_contrasts import Contrasts, Design, contrasts
 from icl_lens.analyses.task_behavior import N_PROMPTS, LabelScores, check_of_scores
+from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.locate import locate
+from icl_lens.cli.options import print_reading
 from icl_lens.intervals import Interval
 from icl_lens.prompts.arrangements import ArrangedPrompt, arrange
 
@@ -395,6 +398,30 @@ def test_each_behavior_that_holds_gets_its_sentence_and_no_other(nats, behaviors
             assert (claim in sentence) == (name in behaviors)
         assert ("not shown to learn" in sentence) == (not {"learns", "contradicts"} & {*behaviors})
         assert "degree" not in sentence
+        assert (check.on_heads_that_matter() == "") == ("learns" in behaviors)
+
+
+def test_heads_that_matter_are_no_sign_of_learning(capsys):
+    """Said beside a finding that heads matter, if the model is not shown to learn, and not
+    otherwise.
+    """
+    prompts = made_up_prompts(2, 2, n=36)
+    learning = planted_check(prompts, {"learns": 1, "copies": 2}, noise=0.05)
+    copying = planted_check(prompts, {"copies": 1, "prefers": 2}, noise=0.05)
+    nothing = planted_check(prompts, {}, noise=0.05)
+    needed, not_needed = (SimpleNamespace(shows_that_heads_matter=matter) for matter in (True, False))
+    for behavior, removal in ((learning, needed), (copying, not_needed), (None, needed), (copying, None)):
+        print_reading(PlainConsole(), behavior, removal)
+        assert capsys.readouterr().out == ""
+    sources = (
+        (copying, "carry the answer, which here depends on a preference for 'bar' and which label is last."),
+        (nothing, "carry the answer, which may come from anything else in the prompt."),
+    )
+    for behavior, ending in sources:
+        print_reading(PlainConsole(), behavior, needed)
+        printed = " ".join(capsys.readouterr().out.split())
+        assert printed.startswith("That heads matter is no sign of learning from the demonstrations")
+        assert printed.endswith(ending)
 
 
 def test_a_behavior_that_no_answer_follows_is_called_a_leaning():

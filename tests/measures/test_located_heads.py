@@ -126,6 +126,7 @@ def test_what_held_out_prompts_lose_is_the_finding(icl_mini, gpt2, batch, tmp_pa
     expected = il.ablate_with_controls(icl_mini, testing, located.heads, n_random=5)
     assert located.finding.startswith(expected.finding)
     assert "matter: jointly zeroed at the last position" in located.finding
+    assert expected.shows_that_heads_matter
     accuracies = []
     for condition in ("no ablation", "heads", "same layers"):
         accuracies.append(percent(expected.interval(condition, "accuracy").value))
@@ -141,6 +142,7 @@ def test_what_held_out_prompts_lose_is_the_finding(icl_mini, gpt2, batch, tmp_pa
     assert il.results.load(tmp_path / "located.json").finding == located.finding
     untrained = il.locate(gpt2, batch[[0, 2, 4]], by="increase", k=1, held_out=batch[[0, 2, 4]], n_random=5)
     assert "It is not shown that" in untrained.finding
+    assert not untrained.removal.shows_that_heads_matter
     assert "although 3 of their 3 queries were used to locate the heads" in untrained.finding
     without = il.locate(icl_mini, locating, k=4)
     assert without.removal is None
