@@ -323,17 +323,19 @@ def table(path: Path) -> str:
 
 
 def run(path: Path, names: Sequence[str], lengths: Sequence[int], model: Any, limit: float) -> None:
-    """Measure calls that the file lacks, each in a new process, and add them to it."""
+    """Measure calls that the file lacks, each in a new process, and add them to it.
+
+    A pass is timed just before each call, so that both run under the same load."""
     lines = path.read_text().splitlines() if path.exists() else []
     measured = {(cost["name"], cost["length"]) for cost in map(json.loads, lines)}
     for length in lengths:
         case = Case(model, length)
         _ = case.prompts, case.batch, case.other, case.four
-        forward = forward_cost(case)
-        print(length, case.batch, forward, flush=True)
+        print(length, case.batch, flush=True)
         for name in names:
             if (name, length) in measured:
                 continue
+            forward = forward_cost(case)
             cost = {"name": name, "length": length, **forward}
             cost |= in_child(case, name, forward["forward_s"], limit)
             with path.open("a") as file:
