@@ -424,7 +424,7 @@ def query_exchanges(scored: ScoredPrompt) -> tuple[Float[Tensor, "layer head"], 
             f"{short_repr(list(scored.options.against or ()))}; omit it"
         )
     target = torch.tensor([scored.target], device=batch.answer.device)
-    prompts = tower_prompts(scored.model, with_answers(batch, target), own_texts=False)
+    prompts = tower_prompts(scored.model, with_answers(batch, target))
     lost, _ = single_exchanges(scored.acts.view, prompts, SINGLE[:1])
     return lost[0, 0], prompts.donors["query"].batch.prompts[0].query
 

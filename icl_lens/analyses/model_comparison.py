@@ -285,7 +285,7 @@ def compare_models(
     sides = []
     for side, model in zip("ab", (a, b), strict=True):
         batch = tokenize(model, prompts, template=template or Template(), **tokenizing)
-        exchanged = tower_prompts(model, batch, own_texts=False) if by == "exchange" else None
+        exchanged = tower_prompts(model, batch) if by == "exchange" else None
 
         def compute(
             numbers: list[int], model=model, batch=batch, exchanged=exchanged

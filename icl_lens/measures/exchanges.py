@@ -9,7 +9,7 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -29,6 +29,7 @@ from icl_lens.models.memory import BUDGET, PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.donors import (
+    Queries,
     donor_prompts,
     other_queries,
     partner_label,
@@ -104,8 +105,34 @@ class TowerPrompts:
     partner: Int[Tensor, " prompt"]
     """The label that each prompt's answer is exchanged with, as an index."""
     donors: dict[str, Donor]
+    """Donors with one row per prompt; `donor` also gives those with one row per demonstration."""
     answers: dict[str, Int[Tensor, " prompt"]]
-    """The donors' own answers; none for donors that end at a label."""
+    """The answers of `donors`."""
+    queries: tuple[Queries, ...]
+    """Texts of each prompt's two classes that its demonstrations do not show."""
+    tokenized_like: TokenizeLike
+    """Tokenizes prompts for rows of the batch that these prompts were selected from."""
+    rows: list[int]
+    """The rows of these prompts in that batch."""
+
+    def donor(self, name: DonorName) -> Donor:
+        """Return the donor of a name.
+
+        "own text" and "other texts" have a row for each demonstration of each prompt, so that their
+        tokens take far more memory than the prompts': they are tokenized when they are asked for.
+        """
+        if name in self.donors:
+            return self.donors[name]
+        change = with_own_text if name == "own text" else with_other_texts
+        changed: list[list[Prompt | None]] = []
+        for prompt, queries in zip(self.batch.prompts, self.queries, strict=True):
+            exchanged_labels = prompt.answer, partner_label(prompt)
+            of_prompt: list[Prompt | None] = []
+            for index, demonstration in enumerate(prompt.demonstrations):
+                is_exchanged = demonstration.label in exchanged_labels
+                of_prompt.append(change(prompt, index, queries) if is_exchanged else None)
+            changed.append(of_prompt)
+        return _per_label(self.tokenized_like, self.batch, changed, self.rows)
 
     def expected(self, predicted: Predicted) -> Int[Tensor, " prompt"]:
         """Return the label that two towers predict for each prompt."""
@@ -116,14 +143,20 @@ class TowerPrompts:
         index = list(rows)
         donors = {name: donor.select(index) for name, donor in self.donors.items()}
         answers = {name: answer[index] for name, answer in self.answers.items()}
-        return TowerPrompts(
-            self.batch[index], self.positions[index], self.partner[index], donors, answers
+        return replace(
+            self,
+            batch=self.batch[index],
+            positions=self.positions[index],
+            partner=self.partner[index],
+            donors=donors,
+            answers=answers,
+            queries=tuple(self.queries[row] for row in index),
+            rows=[self.rows[row] for row in index],
         )
 
 
-def tower_prompts(model: Any, batch: PromptBatch, *, own_texts: bool = True) -> TowerPrompts:
-    """Return a batch with the donors of its prompts; without `own_texts`, without those for a
-    single demonstration.
+def tower_prompts(model: Any, batch: PromptBatch) -> TowerPrompts:
+    """Return a batch with the donors of its prompts.
 
     Raise InputError for texts without demonstrations, and for prompts that do not show their answer
     and another label.
@@ -135,7 +168,6 @@ def tower_prompts(model: Any, batch: PromptBatch, *, own_texts: bool = True) -> 
             "il.tokenize"
         )
     partners = list(map(partner_label, prompts))
-    queries = other_queries(prompts)
     if batch.decision_index is not None:
         raise InputError(
             "prompts must have labels that part at one token, got some that begin alike and others "
@@ -149,42 +181,41 @@ def tower_prompts(model: Any, batch: PromptBatch, *, own_texts: bool = True) -> 
         n, n_demos = batch.label_positions.shape
         donors[name] = _align(batch, donor, torch.arange(n)[:, None].expand(n, n_demos))
         answers[name] = donor.answer.cpu()
-    if own_texts:
-        for name, change in (("own text", with_own_text), ("other texts", with_other_texts)):
-            donors[name] = _per_label(
-                like,
-                batch,
-                [
-                    [
-                        change(prompt, index, query)
-                        if shown.label in (prompt.answer, partner)
-                        else None
-                        for index, shown in enumerate(prompt.demonstrations)
-                    ]
-                    for prompt, query, partner in zip(prompts, queries, partners, strict=True)
-                ],
-            )
     partner = batch.label_columns(partners).cpu()
     tokens = batch.label_token_positions.cpu().flatten(1)
-    return TowerPrompts(batch, tokens, partner, donors, answers)
+    return TowerPrompts(
+        batch,
+        tokens,
+        partner,
+        donors,
+        answers,
+        queries=tuple(other_queries(prompts)),
+        tokenized_like=like,
+        rows=list(every),
+    )
 
 
 def _per_label(
-    like: TokenizeLike, batch: PromptBatch, prompts: Sequence[Sequence[Prompt | None]]
+    tokenized_like: TokenizeLike,
+    batch: PromptBatch,
+    changed: Sequence[Sequence[Prompt | None]],
+    rows_to_be_like: Sequence[int],
 ) -> Donor:
-    """Return donors that end at the last label of each prompt; None: the label keeps its own keys
-    and values.
+    """Return donors that end at the last label of each prompt.
+
+    `changed` has a prompt for each demonstration of each prompt of the batch, None where the label
+    keeps its own keys and values; they are tokenized like the rows `rows_to_be_like`.
     """
     rows = torch.full(batch.label_positions.shape, -1)
-    some: list[Prompt] = []
-    of: list[int] = []
-    for row, of_prompt in enumerate(prompts):
+    prompts_changed: list[Prompt] = []
+    like_rows: list[int] = []
+    for row, of_prompt in enumerate(changed):
         for index, prompt in enumerate(of_prompt):
             if prompt is not None:
-                rows[row, index] = len(some)
-                some.append(prompt)
-                of.append(row)
-    donor = like(some, of)
+                rows[row, index] = len(prompts_changed)
+                prompts_changed.append(prompt)
+                like_rows.append(rows_to_be_like[row])
+    donor = tokenized_like(prompts_changed, like_rows)
     ends = [[end - 1] for end in donor.label_ranges[..., 1].amax(1).tolist()]
     return _align(batch, donor.at(ends), rows, has_queries=False)
 
@@ -239,7 +270,7 @@ def exchange_scores(
     prompt runs at least.
     """
     layers = sorted({head.layer for _, heads in sets for head in heads})
-    parts: dict[str, list[Part]] = {}
+    parts: dict[DonorName, list[Part]] = {}
     for part in PARTS:
         for name in dict.fromkeys(getattr(exchange, part) for exchange, _ in sets):
             if name is not None:
@@ -256,11 +287,10 @@ def exchange_scores(
         piece = prompts.select(range(start, min(start + size, n)))
         recorded: dict[str, DonorRecording] = {}
         prefixes = Prefixes.of(view, piece.batch)
-        for name, some in sorted(
-            parts.items(), key=lambda item: item[0] != "texts"
-        ):  # others begin like "texts"
+        # Other donors begin like "texts".
+        for name in sorted(parts, key=lambda name_of_donor: name_of_donor != "texts"):
             recorded[name] = record(
-                view, piece.donors[name], layers, some, prefixes, keep=name == "texts"
+                view, piece.donor(name), layers, parts[name], prefixes, keep=name == "texts"
             )
             if (log_probs := recorded[name].log_probs) is not None:
                 own.setdefault(name, []).append(log_probs.cpu())

@@ -187,6 +187,6 @@ def _donors(view: ModelView, batch: PromptBatch, heads: Sequence[Head]) -> Tower
     """
     try:
         checked_heads(view, heads, attention=True)
-        return tower_prompts(view.model, batch, own_texts=False)
+        return tower_prompts(view.model, batch)
     except InputError:
         return None

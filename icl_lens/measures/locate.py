@@ -136,7 +136,7 @@ def locate(
     if by == "effect":
         measured = Effects.of(view, batch, targets, against, positions=positions, method=method)
     elif by == "exchange":
-        measured = Exchanges(view, tower_prompts(model, batch, own_texts=False), as_run(run).memory)
+        measured = Exchanges(view, tower_prompts(model, batch), as_run(run).memory)
     else:
         measured = DirectScores.of(
             model, batch, by, targets, against, final_norm=final_norm, bias=bias, run=run

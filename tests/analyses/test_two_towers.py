@@ -7,6 +7,7 @@ import json
 import shlex
 from collections import Counter
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -27,9 +28,9 @@ from icl_lens.engine import donor_passes, prefix_cache
 from icl_lens.engine.donor_passes import Prefixes, record
 from icl_lens.engine.restart import ReadAmong
 from icl_lens.engine.score import score_sets
-from icl_lens.measures.exchanges import EXCHANGES, exchange_scores, tower_prompts
+from icl_lens.measures.exchanges import EXCHANGES, DonorName, exchange_scores, tower_prompts
 from icl_lens.models.view import ModelView
-from icl_lens.prompts import donors
+from icl_lens.prompts import donors, tokenize
 
 PROMPTS = [
     il.Prompt.parse("love : bar like : bar eight : foo two : foo one :", answer="foo"),
@@ -91,8 +92,8 @@ def test_donors_run_from_the_first_token_that_differs(family_run, name, monkeypa
 
     monkeypatch.setattr(donor_passes, "_record_rows", count)
     prefixes = Prefixes.of(view, prompts.batch)
-    for donor_name in sorted(prompts.donors, key=lambda name_of_donor: name_of_donor != "texts"):
-        donor = prompts.donors[donor_name]
+    for donor_name in sorted(get_args(DonorName), key=lambda name_of_donor: name_of_donor != "texts"):
+        donor = prompts.donor(donor_name)
         parts = ("k", "v", "q") if donor.has_queries else ("k", "v")
         plain = record(view, donor, [0, 2], parts)
         ours = record(view, donor, [0, 2], parts, prefixes, keep=donor_name == "texts")
@@ -131,7 +132,7 @@ def test_a_cache_that_is_wrong_is_not_used(tiny_run):
     prefixes = Prefixes.of(view, prompts.batch)
     for layer in prefixes.caches[0].layers:
         layer.keys.add_(1.0)
-    plain, ours = (record(view, prompts.donors["own text"], [2], ("k",), how) for how in (None, prefixes))
+    plain, ours = (record(view, prompts.donor("own text"), [2], ("k",), how) for how in (None, prefixes))
     assert_close(ours.k[2], plain.k[2])
     assert not prefixes.is_usable
 
@@ -536,15 +537,30 @@ def test_labels_of_several_tokens_are_exchanged_as_a_whole(load_tiny):
     ready = tower_prompts(model, il.tokenize(model, prompts, prepend_bos=False))
     assert ready.positions[0].tolist() == [2, 3, 6, 7, 10, 11]
     for name in ("labels", "own text"):
-        assert torch.equal(ready.donors[name].places, ready.positions)
+        assert torch.equal(ready.donor(name).places, ready.positions)
+
+
+def counted(function, sizes):
+    """Return a tokenizing function that also adds the number of its prompts to a list."""
+
+    def count(model, prompts, **options):
+        sizes.append(len(prompts))
+        return function(model, prompts, **options)
+
+    return count
 
 
 @pytest.mark.slow
 def test_memory_bounds_the_rows_of_a_pass_and_the_prompts_at_a_time(tiny_run, monkeypatch):
-    """Passes over donors have one row if no more fits, and caches hold one prompt and its donor,
-    with equal numbers.
+    """Passes over donors have one row if no more fits, caches hold one prompt and its donor, and
+    no donors are tokenized but those of these prompts, with equal numbers.
     """
-    _, view, prompts = tiny_run
+    model, view, _ = tiny_run
+    n_tokenized = []
+    monkeypatch.setattr(tokenize, "_tokenize", counted(tokenize._tokenize, n_tokenized))
+    prompts = tower_prompts(model, il.tokenize(model, PROMPTS, prepend_bos=False))
+    n_demonstrations = [len(prompt.demonstrations) for prompt in prompts.batch.prompts]
+    assert max(n_tokenized) == len(n_demonstrations) < sum(n_demonstrations)
     sets = [(exchange, HEADS) for exchange in EXCHANGES]
     expected, _, _ = exchange_scores(view, prompts, sets)
     n_rows, n_cached = [], []
@@ -561,12 +577,15 @@ def test_memory_bounds_the_rows_of_a_pass_and_the_prompts_at_a_time(tiny_run, mo
 
     monkeypatch.setattr(donor_passes, "_record_rows", count_rows)
     monkeypatch.setattr(Prefixes, "of", count_prompts)
+    n_tokenized.clear()
     exchange_scores(view, prompts, sets)
     assert (n_cached, max(n_rows) > 1) == ([len(prompts.batch)], True)
-    n_rows.clear(), n_cached.clear()
+    assert n_tokenized == [sum(n_demonstrations)] * 2
+    n_rows.clear(), n_cached.clear(), n_tokenized.clear()
     monkeypatch.setattr(donor_passes, "PASS_BYTES", 1)
     small, _, reason = exchange_scores(view, prompts, sets, memory=1)
     assert (n_cached, {*n_rows}, reason) == ([1] * len(prompts.batch), {1}, "")
+    assert sorted(n_tokenized) == sorted(n_demonstrations * 2)
     assert_close(small.log_odds, expected.log_odds)
 
 

@@ -1122,7 +1122,7 @@ def towers(c: Both) -> None:
             """Return (position, pass of a donor, position in it) of everything that is
             exchanged.
             """
-            donor = prompts.donors[name]
+            donor = prompts.donor(name)
             passes = [clean(tuple(ids.tolist())) for ids in trimmed(donor.batch)]
             if part == "q":
                 return [(last, passes[row], len(passes[row].logits) - 1)]
