@@ -64,11 +64,11 @@ COLUMNS = {
         "values", "log-odds lost if it alone takes its values from the prompt with exchanged labels"
     ),
     "right_attention": ScoreColumn(
-        "right labels",
-        "its attention from the last position to labels that are the answer",
+        "attention to right labels",
+        "from the last position to labels that are the answer",
         "share",
     ),
-    "wrong_attention": ScoreColumn("wrong labels", "its attention to the other labels", "share"),
+    "wrong_attention": ScoreColumn("to wrong labels", "to the other labels", "share"),
 }
 """In the order of the table."""
 
