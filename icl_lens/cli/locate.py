@@ -144,7 +144,7 @@ def locate(
 
 def _table(located: "LocatedHeads") -> Table:
     columns = located.columns()
-    table = new_table(*columns, left=(1,))
+    table = new_table(*columns)
     for row in zip(*columns.values(), strict=True):
         table.add_row(*map(str, row))
     return table

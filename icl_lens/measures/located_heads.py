@@ -274,10 +274,9 @@ class LocatedHeads(Result):
         }
 
     def columns(self) -> dict[str, list[Any]]:
-        """Return the cells of a table of the first k heads."""
+        """Return the cells of a table of the first k heads, best first."""
         table = self.to_frame().head(self.k)
-        columns: dict[str, list[Any]] = {"rank": table["rank"].tolist()}
-        columns["head"] = table["name"].tolist()
+        columns: dict[str, list[Any]] = {"head": table["name"].tolist()}
         columns[COLUMNS[self.by].title] = list(map(signed, table["score"]))
         columns["95% interval"] = interval_texts(table)
         columns["selected"] = list(map(format_share, table["selected"]))

@@ -90,7 +90,7 @@ def test_the_other_scores_of_listed_heads_are_those_of_their_functions(gpt2, wor
     if by != "exchange":
         assert all(located.scores["exchange"].mean[head].isnan() for head in located.top(12) if head not in listed)
     defined = located.summary()
-    for title in list(located.columns())[5:]:
+    for title in list(located.columns())[4:]:
         assert f" {title} (" in defined
 
 
