@@ -8,8 +8,10 @@ import zlib
 import pytest
 
 SWEEP_FOLDER = "sweep"
-"""Its slow tests repeat a check on one more model family."""
-SAMPLE_SHARE = 8
+"""Its slow tests repeat a check on one more model family, as those marked `rotating` do on one more
+model, seed or launcher.
+"""
+SAMPLE_SHARE = 16
 """A sample has one in so many of those tests."""
 
 
@@ -17,7 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--sweep-sample",
         metavar="SEED",
-        help=f"Run one in {SAMPLE_SHARE} of the slow tests that repeat a check on one more family.",
+        help=f"Run one in {SAMPLE_SHARE} of the slow tests that repeat a check on one more family or seed.",
     )
 
 
@@ -28,7 +30,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     sample: list[pytest.Item] = []
     deselected: list[pytest.Item] = []
     for item in items:
-        is_repeated = item.path.parent.name == SWEEP_FOLDER and item.get_closest_marker("slow") is not None
+        in_sweep = item.path.parent.name == SWEEP_FOLDER and item.get_closest_marker("slow") is not None
+        is_repeated = in_sweep or item.get_closest_marker("rotating") is not None
         place = zlib.crc32(f"{seed} {item.nodeid}".encode()) % SAMPLE_SHARE
         is_left_out = is_repeated and place != 0
         (deselected if is_left_out else sample).append(item)

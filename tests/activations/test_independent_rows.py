@@ -143,12 +143,13 @@ OF_PROMPTS = [name for name, call in sweep.CALLS.items() if call.of_prompts and 
 refused, see below.
 """
 QUICK = {"head_log_prob_increase", "head_effects", "debias_edits", "a pass in remove_position"}
+REPEATED = [pytest.mark.slow, pytest.mark.rotating]
 
 
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        pytest.param(name, what, marks=() if what in QUICK and name == "longrope" else pytest.mark.slow)
+        pytest.param(name, what, marks=() if what in QUICK and name == "longrope" else REPEATED)
         for number, what in enumerate((*sorted(OF_PROMPTS), *BLOCKS))
         for name in dict.fromkeys([*(["longrope"] if what in QUICK else []), ("longrope", "dynamic")[number % 2]])
     ],

@@ -42,6 +42,7 @@ from icl_lens.runs.distributed import Distributed
 from icl_lens.runs.stream import ChunkStream
 
 N, BATCH = 60, 4
+rotating = partial(pytest.param, marks=pytest.mark.rotating)
 
 
 @pytest.fixture(scope="module")
@@ -312,7 +313,7 @@ def by_two(inputs, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", LAUNCHES)
+@pytest.mark.parametrize("way", ["torchrun", "srun", *map(rotating, ["accelerate", "two nodes"])])
 def test_two_processes_share_the_work(by_two, unbroken, way):
     """Two processes compute different batches, each about half of them, and together what one
     computes.
@@ -325,13 +326,13 @@ def test_two_processes_share_the_work(by_two, unbroken, way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["accelerate", "two nodes"])
+@pytest.mark.parametrize("way", ["srun", *map(rotating, ["accelerate", "two nodes"])])
 def test_equal_bytes_for_an_equal_number_of_processes(by_two, way):
     assert contents(by_two(way)[0]) == contents(by_two("torchrun")[0])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dead", "way"), [(0, "torchrun"), (1, "torchrun"), (1, "two nodes")])
+@pytest.mark.parametrize(("dead", "way"), [(1, "torchrun"), rotating(0, "torchrun"), rotating(1, "two nodes")])
 def test_a_run_resumes_after_one_of_two_processes_dies(inputs, unbroken, tmp_path, dead, way):
     """The other ends without a traceback of ours; three processes, or one, resume from the chunks."""
     out, log = tmp_path / "out", tmp_path / "log"

@@ -386,7 +386,13 @@ def change_query_and_heads(page, model):
     assert numbers_on_page[1] == pytest.approx(float(after[1] - after[0]), abs=0.0051)
 
 
-@pytest.mark.parametrize(("app", "place"), [("jupyter-lab", "doc/tree/{}?reset"), ("jupyter-notebook", "notebooks/{}")])
+@pytest.mark.parametrize(
+    ("app", "place"),
+    [
+        ("jupyter-lab", "doc/tree/{}?reset"),
+        pytest.param("jupyter-notebook", "notebooks/{}", marks=pytest.mark.rotating),
+    ],
+)
 def test_jupyter_edits_and_a_reopened_notebook_shows_the_last_state(browser, model, tmp_path, app, place):
     nbformat = pytest.importorskip("nbformat", reason="nbformat is missing: no notebook is drawn")
     command, home, folder = jupyter(app), tmp_path / "home", tmp_path / "notebooks"

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import conftest
 import pytest
 
+SWEEP = "tests/sweep/test_sweep_half.py"
+
 
 class Config:
     """A pytest configuration that records what is deselected."""
@@ -25,13 +27,13 @@ class Test:
 
     __test__ = False
 
-    def __init__(self, file, number, *, slow):
+    def __init__(self, file, number, *marks):
         self.path = Path(file)
         self.nodeid = f"{file}::test[{number}]"
-        self.is_slow = slow
+        self.marks = marks
 
     def get_closest_marker(self, name):
-        return name if self.is_slow else None
+        return name if name in self.marks else None
 
 
 def ids_run(seed, tests):
@@ -41,23 +43,22 @@ def ids_run(seed, tests):
     return {item.nodeid for item in items}
 
 
-@pytest.mark.parametrize(
-    ("file", "slow"), [("tests/sweep/test_sweep_half.py", False), ("tests/models/test_gguf.py", True)]
-)
-def test_quick_tests_and_those_of_other_files_always_run(file, slow):
-    tests = [Test(file, number, slow=slow) for number in range(40)]
+@pytest.mark.parametrize(("file", "marks"), [(SWEEP, []), ("tests/models/test_gguf.py", ["slow"])])
+def test_quick_tests_and_those_of_other_files_always_run(file, marks):
+    tests = [Test(file, number, *marks) for number in range(40)]
     assert len(ids_run("a1b2c3d", tests)) == 40
 
 
-def test_a_seed_runs_an_eighth_and_seeds_together_run_all():
-    tests = [Test("tests/sweep/test_sweep_half.py", number, slow=True) for number in range(400)]
+@pytest.mark.parametrize(("file", "mark"), [(SWEEP, "slow"), ("tests/models/test_gguf.py", "rotating")])
+def test_a_seed_runs_a_sixteenth_and_seeds_together_run_all(file, mark):
+    tests = [Test(file, number, mark) for number in range(400)]
     samples = [ids_run(f"seed {number}", tests) for number in range(100)]
-    assert all(25 < len(sample) < 80 for sample in samples)
+    assert all(8 < len(sample) < 50 for sample in samples)
     assert samples[0] != samples[1]
     assert ids_run("seed 0", tests) == samples[0]
     assert len(set().union(*samples)) == 400
 
 
 def test_without_a_seed_every_test_runs():
-    tests = [Test("tests/sweep/test_sweep_half.py", number, slow=True) for number in range(40)]
+    tests = [Test(SWEEP, number, "slow") for number in range(40)]
     assert len(ids_run(None, tests)) == 40
