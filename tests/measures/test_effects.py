@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from passes import remains
 from shared import PROMPTS, ragged
 from tolerance import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode

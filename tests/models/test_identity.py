@@ -21,7 +21,7 @@ from icl_lens.models.identity import reads_only_earlier_tokens, unbridged
 from icl_lens.models.view import ModelView
 
 PROMPT = il.Prompt.parse(families.PROMPT, answer="foo")
-LONGER = il.Prompt.parse(f"{families.PROMPT[:-5]} red : bar blue : foo one :", answer="foo")
+LONGER = il.Prompt.parse(f"{families.PROMPT[:-5].rstrip()} red : bar blue : foo one :", answer="foo")
 
 
 class Scaled(nn.Module):

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
+import families
 import torch
 from tolerance import assert_close
 from torch import Tensor, nn
