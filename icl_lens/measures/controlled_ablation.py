@@ -1,24 +1,23 @@
-"""Ablate heads and compare with random head sets of the same size, from the same layers and from
-all layers.
+"""Ablate heads jointly and compare with random head sets of the same size.
 
 1. `random_head_sets` draws sets that have as many heads as were chosen and contain none of these.
    Some layers matter more than others, so sets from the chosen heads' layers are the stricter
-   control.
+   control; the other control is sets from all layers.
 2. `ablate_with_controls` scores every prompt without ablation, with the chosen heads zeroed, and
    with each set zeroed.
-3. Intervals are over queries (not prompts, because those with the same query are not independent)
-   and random sets.
+3. `ControlledAblation` compares the scores. Intervals are over queries (not prompts, because those
+   with the same query are not independent) and random sets.
 """
 
 import json
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -56,6 +55,9 @@ from icl_lens.result.view import Cell, Column, Dots, Label, Section, View, table
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import plan_in_order, start
 
+ControlName = Literal["same layers", "all layers"]
+CONTROLS: tuple[ControlName, ...] = get_args(ControlName)
+"""Random heads from the layers of the ablated heads, and from all layers."""
 ConditionName = Literal["no ablation", "heads", "same layers", "all layers"]
 PromptMeasure = Literal["accuracy", "log_odds", "over_vocabulary"]
 Measure = PromptMeasure | Literal["auroc"]
@@ -63,21 +65,18 @@ Measure = PromptMeasure | Literal["auroc"]
 
 @dataclass(frozen=True, repr=False)
 class AnswerScores(Displayed):
-    """Label log-probabilities (nats), and whether the correct label is the top token of the full
-    vocabulary.
-    """
+    """Label log-probabilities (nats), and whether the correct label is the top token."""
 
     label_log_probs: Float[Tensor, "prompt label"]
     top1_correct: Bool[Tensor, " prompt"]
+    """Whether the correct label is the most probable token of the full vocabulary."""
     answer: Int[Tensor, " prompt"]
     """Index of the correct label; -1 where a prompt has no answer."""
     label_mask: Bool[Tensor, "prompt label"]
     """Labels that occur in each prompt."""
 
     def to_frame(self) -> pd.DataFrame:
-        """Return answer (index), is_top_token, and log p of each label (nats): one row per
-        prompt.
-        """
+        """Return one row per prompt: answer (index), is_top_token, log p of each label (nats)."""
         frame = pd.DataFrame(
             {"answer": self.answer.tolist(), "is_top_token": self.top1_correct.tolist()}
         )
@@ -85,36 +84,39 @@ class AnswerScores(Displayed):
 
     def to_view(self) -> View:
         """Return the title and the table that `print` shows."""
-        n, scores = len(self.answer), self.label_log_probs[:SHOWN_ROWS]
+        n_prompts, n_labels = self.label_log_probs.shape
+        label_texts = []
+        masks = self.label_mask.tolist()
+        for log_probs, mask in zip(self.label_log_probs[:SHOWN_ROWS].tolist(), masks, strict=False):
+            cells = []
+            for log_prob, is_label in zip(log_probs, mask, strict=True):
+                cells.append(signed(log_prob, 2) if is_label else "–")
+            label_texts.append("  ".join(cells))
         columns: dict[str, list[object]] = {
-            "prompt": list(range(len(scores))),
+            "prompt": list(range(len(label_texts))),
             "answer": self.answer[:SHOWN_ROWS].tolist(),
-            "log p(labels), nats": [
-                "  ".join(
-                    signed(value, 2) if is_own else "–"
-                    for value, is_own in zip(row, own, strict=True)
-                )
-                for row, own in zip(scores.tolist(), self.label_mask.tolist(), strict=False)
-            ],
-            "is top token": [str(one) for one in self.top1_correct[:SHOWN_ROWS].tolist()],
+            "log p(labels), nats": label_texts,
+            "is top token": list(map(str, self.top1_correct[:SHOWN_ROWS].tolist())),
         }
-        return table_view(
-            f"AnswerScores({plural_prompts(n)} × {self.label_log_probs.shape[1]} labels)",
-            columns,
-            n,
-        )
+        title = f"AnswerScores({plural_prompts(n_prompts)} × {n_labels} labels)"
+        return table_view(title, columns, n_prompts)
 
     @property
     def accuracy_between_labels(self) -> float:
         """Share of prompts whose correct label is the most probable of their labels, 0 to 1."""
         return accuracy(self.label_log_probs, self.answer, choices=self.label_mask)
 
+    def per_prompt(self, measure: PromptMeasure) -> Tensor:
+        """Return [prompt] a measure of `ControlledAblation` for every prompt."""
+        if measure == "over_vocabulary":
+            return self.top1_correct
+        measure_labels = is_correct if measure == "accuracy" else label_log_odds
+        return measure_labels(self.label_log_probs, self.answer, choices=self.label_mask)
 
-_MEASURES: dict[PromptMeasure, Callable[[AnswerScores], Tensor]] = {
-    "accuracy": lambda one: is_correct(one.label_log_probs, one.answer, choices=one.label_mask),
-    "log_odds": lambda one: label_log_odds(one.label_log_probs, one.answer, choices=one.label_mask),
-    "over_vocabulary": lambda one: one.top1_correct,
-}
+    @property
+    def top_token_share(self) -> float:
+        """Share of prompts whose correct label is the top token, 0 to 1."""
+        return float(self.top1_correct.double().mean())
 
 
 @dataclass(frozen=True, repr=False)
@@ -127,27 +129,21 @@ class Condition(Displayed):
     scores: tuple[AnswerScores, ...]
 
     def to_frame(self) -> pd.DataFrame:
-        """Return heads (ablated) and top_token (share of prompts whose answer is the top token):
-        one row per set.
+        """Return one row per set: heads (ablated) and top_token.
+
+        `top_token` is the share of prompts whose answer is the top token.
         """
-        heads = [" ".join(map(str, one)) for one in self.sets]
-        return pd.DataFrame(
-            {
-                "heads": heads,
-                "top_token": [float(one.top1_correct.double().mean()) for one in self.scores],
-            }
-        )
+        heads = [" ".join(map(str, head_set)) for head_set in self.sets]
+        shares = [scores.top_token_share for scores in self.scores]
+        return pd.DataFrame({"heads": heads, "top_token": shares})
 
     def to_view(self) -> View:
         """Return the title and the table that `print` shows."""
-        columns: dict[str, list[object]] = {
-            "heads ablated": [
-                ", ".join(map(str, heads)) or "none" for heads in self.sets[:SHOWN_ROWS]
-            ],
-            "answer is top token": [
-                f"{float(one.top1_correct.double().mean()):.1%}" for one in self.scores[:SHOWN_ROWS]
-            ],
-        }
+        columns: dict[str, list[object]] = {"heads ablated": [], "answer is top token": []}
+        for heads in self.sets[:SHOWN_ROWS]:
+            columns["heads ablated"].append(", ".join(map(str, heads)) or "none")
+        for scores in self.scores[:SHOWN_ROWS]:
+            columns["answer is top token"].append(f"{scores.top_token_share:.1%}")
         n_prompts = plural_prompts(len(self.scores[0].answer)) if self.scores else "no head sets"
         return table_view(f"Condition({n_prompts})", columns, len(self.sets))
 
@@ -157,18 +153,19 @@ class ControlledAblation(Result):
     """Answer scores with chosen heads ablated jointly, next to those with random head sets ablated.
 
     `conditions`: "no ablation"; "heads", the chosen ones; "same layers" and "all layers", random
-    sets of the same size. Measures are "accuracy" between a prompt's labels and "over_vocabulary"
-    (the answer is the top token), both 0 to 1, "log_odds" of the answer against the other labels,
-    nats, and "auroc": the probability that a label's log-odds are larger where it is the answer
-    than where it is not, averaged over labels (`metrics.label_aurocs`). Heads that only change
-    which label is preferred change accuracy, but not the AUROC.
+    sets of the same size; a control that was not asked for has no sets. Measures are "accuracy"
+    between a prompt's labels and "over_vocabulary" (the answer is the top token), both 0 to 1,
+    "log_odds" of the answer against the other labels, nats, and "auroc": the probability that a
+    label's log-odds are larger where it is the answer than where it is not, averaged over labels
+    (`metrics.label_aurocs`). Heads that only change which label is preferred change accuracy, but
+    not the AUROC.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
-        >>> found = il.ablate_with_controls(model, many, ["L5H0", "L4H1"], n_random=3)
-        >>> found.to_frame().index.tolist()
+        >>> ablation = il.ablate_with_controls(model, many, ["L5H0", "L4H1"], n_random=3)
+        >>> ablation.to_frame().index.tolist()
         ['no ablation', 'heads', 'same layers', 'all layers']
-        >>> found.difference("heads", "same layers", "log_odds").low < 0
+        >>> ablation.difference("heads", "same layers", "log_odds").low < 0
         True
     """
 
@@ -217,24 +214,29 @@ class ControlledAblation(Result):
         """Number of heads in the first "same layers" set that come from another layer, because
         theirs has too few.
         """
-        first = next(iter(self.conditions["same layers"].sets), self.heads)
-        own, others = (Counter(head.layer for head in heads) for heads in (self.heads, first))
-        return (own - others).total()
+        random_sets = self.conditions["same layers"].sets
+        if not random_sets:
+            return 0
+        heads_in_layer = Counter(head.layer for head in self.heads)
+        random_in_layer = Counter(head.layer for head in random_sets[0])
+        return (heads_in_layer - random_in_layer).total()
 
     def per_prompt(
         self, condition: ConditionName, measure: PromptMeasure
     ) -> Float[np.ndarray, "set prompt"]:
-        """Return a measure for every head set of a condition and every prompt; not the AUROC, which
-        is one of all.
+        """Return a measure for every head set of a condition and every prompt.
+
+        The AUROC is no such measure: it is one number for all prompts.
 
         Raise InputError for an unknown condition or measure, prompts without an answer, and the
         log-odds of prompts with one label.
         """
         check_choice("condition", condition, tuple(self.conditions))
-        check_choice("measure", measure, tuple(_MEASURES))
-        return np.stack(
-            [_MEASURES[measure](one).double().numpy() for one in self.conditions[condition].scores]
-        )
+        check_choice("measure", measure, get_args(PromptMeasure))
+        by_set = []
+        for scores in self.conditions[condition].scores:
+            by_set.append(scores.per_prompt(measure).double().numpy())
+        return np.stack(by_set)
 
     def interval(self, condition: ConditionName, measure: Measure) -> Interval:
         """Return the mean of a measure over prompts and sets, with its 95% interval.
@@ -245,26 +247,22 @@ class ControlledAblation(Result):
         return self._interval([(condition, self._without_each_query(condition, measure))], bounds)
 
     def difference(
-        self, condition: ConditionName, other: ConditionName, measure: Measure
+        self, condition: ConditionName, baseline: ConditionName, measure: Measure
     ) -> Interval:
-        """Return the mean of a measure under one condition minus that under another, with its 95%
-        interval.
+        """Return the mean of a measure under a condition minus that under another, the `baseline`.
 
         Both are measured on the same prompts. "heads" minus "same layers" is below zero if the
-        heads matter more than others of their layers. The interval is NaN for a single query, and
-        for fewer than three random sets.
+        heads matter more than others of their layers. The 95% interval is NaN for a single query,
+        and for fewer than three random sets.
         """
         bounds = None if measure == "log_odds" else (-1.0, 1.0)
-        first, second = (
-            self._without_each_query(condition, measure),
-            self._without_each_query(other, measure),
-        )
-        return self._interval([(condition, first), (other, -second)], bounds)
+        values = self._without_each_query(condition, measure)
+        baseline_values = self._without_each_query(baseline, measure)
+        return self._interval([(condition, values), (baseline, -baseline_values)], bounds)
 
     @property
     def finding(self) -> str:
-        """Whether the heads matter more than random heads, in one or two sentences; empty for
-        prompts without answer.
+        """Whether the heads matter more than random heads; empty for prompts without answer.
 
         The measure is the log-odds of the answer or, if there is one label, how often it is the top
         token. Random heads are those of the same layers. For a single query, the interval is that
@@ -274,13 +272,13 @@ class ControlledAblation(Result):
             return ""
         measure = self._finding_measure
         lost, difference = self._loss_and_difference()
-        is_last = self.positions == "last"
+        where = "the last position" if self.positions == "last" else "all positions"
         return removal_finding(
             self.heads,
             difference,
             lost=lost,
             unit="nats of log-odds" if measure == "log_odds" else "of its share of top tokens",
-            where=f"{self.ablated} at {'the last position' if is_last else 'all positions'}",
+            where=f"{self.ablated} at {where}",
             random="random heads of the same layers",
             n_random_sets=len(self.conditions["same layers"].sets),
         )
@@ -298,47 +296,43 @@ class ControlledAblation(Result):
         return "log_odds" if len(self.labels) > 1 else "over_vocabulary"
 
     def _loss_and_difference(self) -> tuple[float, Interval]:
-        """Return what the answer loses without the heads, and how much more than without random
-        heads of the same layers.
+        """Return what the answer loses without the heads, and how much more than in the control.
+
+        The control is random heads of the same layers.
         """
         measure = self._finding_measure
-        before, after = (
-            float(self.per_prompt(name, measure).mean()) for name in ("no ablation", "heads")
-        )
+        before = float(self.per_prompt("no ablation", measure).mean())
+        lost = before - float(self.per_prompt("heads", measure).mean())
         if not self.conditions["same layers"].sets:
-            return before - after, Interval(math.nan, math.nan, math.nan)
+            return lost, Interval(math.nan, math.nan, math.nan)
         if len(set(self.queries)) > 1:
-            return before - after, self.difference("same layers", "heads", measure)
-        in_sets = before - self.per_prompt("same layers", measure).mean(1)
-        return before - after, beside_random_sets(before - after, in_sets)
+            return lost, self.difference("same layers", "heads", measure)
+        lost_in_sets = before - self.per_prompt("same layers", measure).mean(1)
+        return lost, beside_random_sets(lost, lost_in_sets)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return each measure's interval, range over sets and difference from "same layers", one
-        row per condition.
+        """Return one row per condition: each measure's interval, range and comparison.
 
         The columns are the measures' means; then, for each measure, `_low` and `_high` (95%
         interval), if there are random sets `_minus_same_layers` with `_low` and `_high` (NaN for
         these sets), `_min` and `_max` (over the means of sets); `n_sets`.
         """
-        rows = {
-            name: self._row(name) for name, condition in self.conditions.items() if condition.sets
-        }
+        rows = {}
+        for name, condition in self.conditions.items():
+            if condition.sets:
+                rows[name] = self._row(name)
         table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("condition")
         return columns_first(table, "accuracy", "log_odds", "auroc", "over_vocabulary")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the finding, chance and, for prompts with several labels, the table of conditions
-        for JSON.
-        """
-        table = (
-            {} if len(self.labels) < 2 else json.loads(str(self.to_frame().to_json(orient="index")))
-        )
+        """Return the finding, chance and, for several labels, the table of conditions for JSON."""
+        table = {}
+        if len(self.labels) > 1:
+            table = json.loads(str(self.to_frame().to_json(orient="index")))
         return {"finding": self.finding, "chance": self.chance, "conditions": table}
 
     def to_view(self) -> View:
-        """Return the finding, the answers under each condition, and what is added to random heads'
-        cost.
-        """
+        """Return the finding, the answers under each condition, and differences from controls."""
         n_prompts, n_heads = len(self.queries), len(self.heads)
         where = "the last position" if self.positions == "last" else "all positions"
         heads = ", ".join(map(str, self.heads[:SHOWN_ROWS]))
@@ -378,8 +372,7 @@ class ControlledAblation(Result):
 
     def _compared_conditions(self) -> list[ConditionName]:
         """Return the conditions of random heads that have sets."""
-        random: tuple[ConditionName, ...] = ("same layers", "all layers")
-        return [name for name in random if self.conditions[name].sets]
+        return [name for name in CONTROLS if self.conditions[name].sets]
 
     def _conditions_section(self) -> Section:
         """Return accuracy and log-odds with 95% intervals, a row per condition."""
@@ -417,8 +410,8 @@ class ControlledAblation(Result):
         """
         before = float(self.per_prompt("no ablation", "accuracy").mean())
         means = self.per_prompt(name, "accuracy").mean(1).tolist()
-        is_random = name in ("same layers", "all layers")
-        return Dots(before, sum(means) / len(means), tuple(means) if is_random else ())
+        draws = tuple(means) if name in CONTROLS else ()
+        return Dots(before, sum(means) / len(means), draws)
 
     def _probabilities_section(self) -> Section:
         """Return each label's probability after the only prompt, a column per condition."""
@@ -490,16 +483,7 @@ class ControlledAblation(Result):
                 f"sets, got {n_sets}."
             )
         if n_prompts > 1 and self._is_answered:
-            aurocs = []
-            for name, words in self._condition_names().items():
-                auroc = self.interval(name, "auroc")
-                if not math.isnan(auroc.value):
-                    aurocs.append(f"{words} {auroc_text(auroc)}")
-            if aurocs:
-                lines.append(
-                    "AUROC of the labels' log-odds, which a preference for one label does not "
-                    f"change (chance: 0.5): {joined(aurocs)}."
-                )
+            lines += self._auroc_notes()
         if self.edits:
             lines.append(edits_note(self.edits, "All conditions, also “no ablation”,"))
         if self.n_displaced:
@@ -509,25 +493,34 @@ class ControlledAblation(Result):
             )
         return lines
 
+    def _auroc_notes(self) -> list[str]:
+        """Return a note on the AUROC under each condition; none if it is not defined."""
+        aurocs = []
+        for name, words in self._condition_names().items():
+            auroc = self.interval(name, "auroc")
+            if not math.isnan(auroc.value):
+                aurocs.append(f"{words} {auroc_text(auroc)}")
+        if not aurocs:
+            return []
+        return [
+            "AUROC of the labels' log-odds, which a preference for one label does not change "
+            f"(chance: 0.5): {joined(aurocs)}."
+        ]
+
     def _row(self, name: ConditionName) -> dict[str, float | int]:
-        """Return one row of `to_frame`; log-odds and AUROC are omitted if there is only one
-        label.
-        """
+        """Return one row of `to_frame`; log-odds and AUROC are omitted if there is one label."""
         row: dict[str, float | int] = {}
         measures: tuple[Measure, ...] = ("accuracy", "auroc", "log_odds", "over_vocabulary")
         if len(self.labels) < 2:
             measures = ("accuracy", "over_vocabulary")
         for measure in measures:
             means = self._without_each_query(name, measure)[0]
-            found = {"": self.interval(name, measure)}
+            intervals = {measure: self.interval(name, measure)}
             if name != "same layers" and self.conditions["same layers"].sets:
-                found["_minus_same_layers"] = self.difference(name, "same layers", measure)
-            for suffix, (value, low, high) in found.items():
-                row |= {
-                    measure + suffix: value,
-                    f"{measure}{suffix}_low": low,
-                    f"{measure}{suffix}_high": high,
-                }
+                difference = self.difference(name, "same layers", measure)
+                intervals[f"{measure}_minus_same_layers"] = difference
+            for column, (value, low, high) in intervals.items():
+                row |= {column: value, f"{column}_low": low, f"{column}_high": high}
             row |= {f"{measure}_min": float(means.min()), f"{measure}_max": float(means.max())}
         return row | {"n_sets": len(self.conditions[name].sets)}
 
@@ -540,15 +533,16 @@ class ControlledAblation(Result):
         check_choice("condition", condition, tuple(self.conditions))
         if condition not in self._computed_aurocs:
             weights = leave_one_out_weights(self.queries)
-            of_sets = [
-                mean_aurocs(
-                    label_aurocs(
-                        one.label_log_probs, one.answer, choices=one.label_mask, weights=weights
-                    )
+            by_set = []
+            for scores in self.conditions[condition].scores:
+                aurocs = label_aurocs(
+                    scores.label_log_probs,
+                    scores.answer,
+                    choices=scores.label_mask,
+                    weights=weights,
                 )
-                for one in self.conditions[condition].scores
-            ]
-            self._computed_aurocs[condition] = np.stack(of_sets, axis=1)
+                by_set.append(mean_aurocs(aurocs))
+            self._computed_aurocs[condition] = np.stack(by_set, axis=1)
         return self._computed_aurocs[condition]
 
     @cached_property
@@ -560,12 +554,13 @@ class ControlledAblation(Result):
         terms: list[tuple[ConditionName, Float[np.ndarray, "draw _"]]],
         bounds: tuple[float, float] | None,
     ) -> Interval:
-        """Return the sum of the means over sets of some conditions, with its interval over queries
-        and random sets.
+        """Return the sum of some conditions' means over sets.
+
+        Its interval is over queries and random sets.
         """
         values = np.sum([means.mean(1) for _, means in terms], axis=0)
         interval = leave_one_out_interval(values, self.queries, bounds=bounds)
-        random = [means[0] for name, means in terms if name in ("same layers", "all layers")]
+        random = [means[0] for name, means in terms if name in CONTROLS]
         return with_random_sets(interval, *random, bounds=bounds)
 
 
@@ -584,9 +579,7 @@ def nats_text(nats: Interval) -> str:
 
 
 def points_text(share: Interval) -> str:
-    """Format a difference of shares, in percentage points, with its interval: "−3.2
-    (−6.1…−0.4)".
-    """
+    """Format a difference of shares in percentage points: "−3.2 (−6.1…−0.4)"."""
     value, low, high = (signed(100 * end, 1) for end in (share.value, share.low, share.high))
     return value if math.isnan(share.low) else f"{value} ({low}…{high})"
 
@@ -606,13 +599,13 @@ def random_head_sets(
     seed: int = 0,
     same_layers: bool = True,
 ) -> list[list[Head]]:
-    """Return `draws` random sets of `len(heads)` distinct heads that are not in `heads`: the
-    control of an edit.
+    """Return `draws` random sets of as many other heads as `heads`: the control of an edit.
 
-    A set has as many heads of each layer as `heads`, because some layers matter more than others;
-    if a layer has too few other heads, the rest come from the nearest layers. With
-    `same_layers=False`, heads come from all layers. The same seed gives the same sets. Raise
-    InputError for unknown heads, and if fewer than `len(heads)` other heads exist.
+    A set has distinct heads, none of which is in `heads`. It has as many heads of each layer as
+    `heads`, because some layers matter more than others; if a layer has too few other heads, more
+    come from the nearest layers. With `same_layers=False`, heads come from all layers. The same
+    seed gives the same sets. Raise InputError for unknown heads, and if fewer than `len(heads)`
+    other heads exist.
 
     Example:
         >>> random_sets = il.random_head_sets(model, ["L5H0", "L4H1"], draws=3)
@@ -621,26 +614,34 @@ def random_head_sets(
     """
     view = ModelView.of(model)
     heads, all_heads = list(view.check_heads(heads)), view.heads()
-    others = [head for head in all_heads if head not in heads]
-    if len(others) < len(heads):
+    candidates = [head for head in all_heads if head not in heads]
+    if len(candidates) < len(heads):
         raise InputError(
             f"heads must be at most half of the model's {len(all_heads)} heads, to draw random "
             f"sets, got {len(heads)}"
         )
     rng = random.Random(seed)
     if not same_layers:
-        return [rng.sample(others, len(heads)) for _ in range(draws)]
-    sets = []
-    for _ in range(draws):
-        remaining, chosen = list(others), []
-        for head in heads:
-            nearest = min(abs(one.layer - head.layer) for one in remaining)
-            chosen.append(
-                rng.choice([one for one in remaining if abs(one.layer - head.layer) == nearest])
-            )
-            remaining.remove(chosen[-1])
-        sets.append(chosen)
-    return sets
+        return [rng.sample(candidates, len(heads)) for _ in range(draws)]
+    return [_in_nearest_layers(heads, candidates, rng) for _ in range(draws)]
+
+
+def _in_nearest_layers(
+    heads: Sequence[Head], candidates: Sequence[Head], rng: random.Random
+) -> list[Head]:
+    """Draw a candidate for each head, from its layer or the nearest ones that have any left."""
+    remaining = list(candidates)
+    drawn = []
+    for head in heads:
+        distances = [abs(candidate.layer - head.layer) for candidate in remaining]
+        least = min(distances)
+        nearest = []
+        for candidate, distance in zip(remaining, distances, strict=True):
+            if distance == least:
+                nearest.append(candidate)
+        drawn.append(rng.choice(nearest))
+        remaining.remove(drawn[-1])
+    return drawn
 
 
 def ablate_with_controls(
@@ -648,6 +649,7 @@ def ablate_with_controls(
     batch: PromptBatch,
     heads: Sequence[AnyHead],
     *,
+    controls: Sequence[ControlName] = CONTROLS,
     n_random: int = 10,
     positions: Positions = "last",
     mode: Mode = "zero",
@@ -655,19 +657,23 @@ def ablate_with_controls(
     seed: int = 0,
     run: Run | None = None,
 ) -> ControlledAblation:
-    """Score a batch without ablation, with `heads` ablated, and with random sets of the same number
-    of other heads.
+    """Score a batch without ablation, with `heads` ablated, and with random other heads ablated.
 
-    `n_random` sets are drawn from the layers of `heads`, and the same number from all layers. Heads
-    are ablated at each prompt's last position; `positions="all"` ablates them everywhere, which
-    takes much longer. `mode="zero"` sets their z to zero, `mode="mean"` to its mean over the
+    For each of the `controls`, `n_random` sets of as many other heads are drawn: from the layers of
+    `heads` ("same layers"), and from all layers ("all layers"). Each set costs what `heads` cost,
+    so leave out a control that you do not read. The sets of a control do not depend on the other
+    one.
+
+    Heads are ablated at each prompt's last position; `positions="all"` ablates them everywhere,
+    which takes much longer. `mode="zero"` sets their z to zero, `mode="mean"` to its mean over the
     `reference` prompts, `mode="resample"` to that of one of them (see `Ablate`). Pass several
     batches as `reference` for a mean over all prompts of several tasks; there is a warning if all
     of them are of the pairs that are scored, since their mean keeps what heads do for these. Zero
     is a value that later layers have not seen in training, so it can change more than the heads'
-    own part. `run` says how the prompts run (see `Run`). Raise InputError for an unknown head, no
-    heads, a negative `n_random`, fewer than `len(heads)` other heads, and like `Ablate` for `mode`
-    and `reference`.
+    own part. `run` says how the prompts run (see `Run`).
+
+    Raise InputError for an unknown head, no heads, an unknown control, a negative `n_random`, fewer
+    than `len(heads)` other heads, and like `Ablate` for `mode` and `reference`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -678,55 +684,45 @@ def ablate_with_controls(
     """
     view = ModelView.of(model)
     check_batch(batch)
+    if isinstance(controls, str):
+        raise InputError(f"controls must be a list, got {controls!r}; write [{controls!r}]")
+    for control in controls:
+        check_choice("controls", control, CONTROLS)
     (n_random,) = check_at_least(0, n_random=n_random)
     (seed,) = check_integers(seed=seed)
-    chosen = list(view.check_heads(heads))
-    if not chosen:
+    checked_heads = list(view.check_heads(heads))
+    if not checked_heads:
         raise InputError("heads must contain at least one head, got none")
-    sets: dict[ConditionName, list[list[Head]]] = {
-        "no ablation": [[]],
-        "heads": [chosen],
-        "same layers": random_head_sets(model, chosen, draws=n_random, seed=seed),
-        "all layers": random_head_sets(model, chosen, draws=n_random, seed=seed, same_layers=False),
-    }
+    head_sets = _head_sets(model, checked_heads, controls, n_random=n_random, seed=seed)
     ablation = Ablate([], mode=mode, reference=reference, positions=positions, seed=seed)
-    ablated = [replace(ablation, heads=one) for one in chain.from_iterable(sets.values())]
+    edits = [replace(ablation, heads=heads) for heads in chain.from_iterable(head_sets.values())]
     if ablation.reference is not None:
         warn_of_same_pairs(batch, ablation.reference)
-    ablated = Ablate.prepare(view, ablated, None)  # runs the reference once for all pieces
+    edits = Ablate.prepare(view, edits, None)  # runs the reference once for all pieces
     options: dict[str, Any] = {
-        "heads": list(map(str, chosen)),
+        "heads": list(map(str, checked_heads)),
         "n_random_sets": n_random,
         "seed": seed,
+        "positions": positions,
+        "mode": mode,
     }
-    options |= {"positions": positions, "mode": mode}
-    if (z := ablated[0].recorded_z) is not None:
+    if set(controls) != set(CONTROLS):
+        options["controls"] = [name for name in CONTROLS if name in controls]
+    if (z := edits[0].recorded_z) is not None:
         options["reference"] = weights_digest({str(layer): values for layer, values in z.items()})
 
     def compute(rows: list[int]) -> dict[str, Tensor]:
-        found = score_answers(view, batch[rows], [[one] for one in ablated])
-        columns = {
-            "scores": [one.label_log_probs for one in found],
-            "top1": [one.top1_correct.int() for one in found],
-        }
-        return {name: torch.stack(values, dim=1) for name, values in columns.items()}
+        by_set = score_answers(view, batch[rows], [[edit] for edit in edits])
+        label_log_probs = [scores.label_log_probs for scores in by_set]
+        top1 = [scores.top1_correct.int() for scores in by_set]
+        return {"scores": torch.stack(label_log_probs, dim=1), "top1": torch.stack(top1, dim=1)}
 
-    plan = plan_in_order(batch, run, n_tokens=PASS_TOKENS // len(ablated))
+    plan = plan_in_order(batch, run, n_tokens=PASS_TOKENS // len(edits))
     with start(run, model, batch, "ablation", options, plan=plan) as stream:
-        found = stream.map("ablation", compute)
-    answer, mask = batch.answer.cpu(), batch.label_mask.cpu()
-    scores = iter(
-        AnswerScores(torch.from_numpy(labels), torch.from_numpy(top1).bool(), answer, mask)
-        for labels, top1 in zip(
-            *(found[name].swapaxes(0, 1) for name in ("scores", "top1")), strict=True
-        )
-    )
+        columns = stream.map("ablation", compute)
     return ControlledAblation(
-        heads=tuple(chosen),
-        conditions={
-            name: Condition(tuple(map(tuple, some)), tuple(next(scores) for _ in some))
-            for name, some in sets.items()
-        },
+        heads=tuple(checked_heads),
+        conditions=_conditions(batch, head_sets, columns["scores"], columns["top1"]),
         queries=batch.queries,
         labels=tuple(batch.labels),
         positions=positions,
@@ -734,6 +730,46 @@ def ablate_with_controls(
         mode=mode,
         reference="" if ablation.reference is None else described(batch, ablation.reference),
     )
+
+
+def _head_sets(
+    model: Any,
+    heads: list[Head],
+    controls: Sequence[ControlName],
+    *,
+    n_random: int,
+    seed: int,
+) -> dict[ConditionName, list[list[Head]]]:
+    """Return the sets of heads of each condition; none for a control that was not asked for."""
+    head_sets: dict[ConditionName, list[list[Head]]] = {"no ablation": [[]], "heads": [heads]}
+    for name in CONTROLS:
+        draws = n_random if name in controls else 0
+        is_same = name == "same layers"
+        head_sets[name] = random_head_sets(
+            model, heads, draws=draws, seed=seed, same_layers=is_same
+        )
+    return head_sets
+
+
+def _conditions(
+    batch: PromptBatch,
+    head_sets: dict[ConditionName, list[list[Head]]],
+    label_log_probs: Float[np.ndarray, "prompt set label"],
+    top1: Int[np.ndarray, "prompt set"],
+) -> dict[ConditionName, Condition]:
+    """Return the conditions with their scores; the axis of sets has those of one after another."""
+    answer, mask = batch.answer.cpu(), batch.label_mask.cpu()
+    conditions: dict[ConditionName, Condition] = {}
+    number = 0
+    for name, sets in head_sets.items():
+        scores = []
+        for _ in sets:
+            log_probs = torch.from_numpy(label_log_probs[:, number])
+            is_top1 = torch.from_numpy(top1[:, number]).bool()
+            scores.append(AnswerScores(log_probs, is_top1, answer, mask))
+            number += 1
+        conditions[name] = Condition(tuple(map(tuple, sets)), tuple(scores))
+    return conditions
 
 
 def score_answers(
@@ -747,13 +783,9 @@ def score_answers(
         is_top1 = log_probs.argmax(-1) == batch.answer_tokens[prompt].to(log_probs.device)
         return torch.cat([labels(log_probs, prompt), is_top1[:, None].to(log_probs)], dim=-1)
 
-    scores = score_sets(view, batch, sets, labels_and_top1)[0].cpu()
-    return [
-        AnswerScores(
-            one_set[:, :-1].float(),
-            one_set[:, -1] > 0.5,
-            batch.answer.cpu(),
-            batch.label_mask.cpu(),
-        )
-        for one_set in scores.unbind(1)
-    ]
+    answer, mask = batch.answer.cpu(), batch.label_mask.cpu()
+    by_set = []
+    for columns in score_sets(view, batch, sets, labels_and_top1)[0].cpu().unbind(1):
+        log_probs, top1 = columns[:, :-1].float(), columns[:, -1] > 0.5
+        by_set.append(AnswerScores(log_probs, top1, answer, mask))
+    return by_set

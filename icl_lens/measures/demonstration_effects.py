@@ -11,8 +11,10 @@
 Demonstrations keep what later tokens have read of them, unless their text is left out.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any, Literal, get_args
 
 import pandas as pd
@@ -22,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from icl_lens.activations.passes import log_probs_in_passes
-from icl_lens.attribution.scored_tokens import Against, CheckedAgainst
+from icl_lens.attribution.scored_tokens import Against
 from icl_lens.edits.edit import Attention, Edit, Stage, of_prompts
 from icl_lens.edits.kv_cache import HiddenKeys, LayerRows, per_kv_head
 from icl_lens.edits.pattern import without_keys
@@ -30,7 +32,7 @@ from icl_lens.engine.prefix_cache import PrefixCache
 from icl_lens.engine.score import score_sets
 from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.intervals import mean_intervals
-from icl_lens.measures.effects import OUTCOMES, Outcome, answer_outcomes, outcome_tokens
+from icl_lens.measures.effects import OUTCOMES, AnswerTokens, Outcome
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.locking import reserves_model
 from icl_lens.models.memory import PASS_TOKENS
@@ -91,14 +93,15 @@ class HideDemonstration(Edit):
         cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None
     ) -> Sequence[Edit]:
         assert batch is not None
-        tokens = demonstration_tokens(batch)
-        every = tokens.any(1)
-        return [
-            replace(
-                edit, _tokens=every if edit.demonstration is None else tokens[:, edit.demonstration]
-            )
-            for edit in edits
-        ]
+        tokens_by_place = demonstration_tokens(batch)
+        tokens_of_all = tokens_by_place.any(1)
+        prepared = []
+        for edit in edits:
+            tokens = tokens_of_all
+            if edit.demonstration is not None:
+                tokens = tokens_by_place[:, edit.demonstration]
+            prepared.append(replace(edit, _tokens=tokens))
+        return prepared
 
     def by_layer(self, view: ModelView) -> dict[int, list[int]]:
         heads = [*range(view.n_heads)]
@@ -119,9 +122,9 @@ class HideDemonstration(Edit):
         intact = pattern[at]  # row head key
         tokens = of_prompts(self._tokens.to(device), attention.prompt)[:, : pattern.shape[-1]]
         keys = functional.pad(tokens, (0, pattern.shape[-1] - tokens.shape[1]))[:, None]
-        flags = (torch.tensor(flag, device=device) for flag in self.flags)
+        by_weight, by_value = torch.tensor(self.flags, device=device)
         without = without_keys(intact, keys, has_sink=attention.has_sink)
-        pattern[at] = HiddenKeys(keys, *flags).change(intact, without)
+        pattern[at] = HiddenKeys(keys, by_weight, by_value).change(intact, without)
 
     @staticmethod
     def write_rows(
@@ -131,14 +134,19 @@ class HideDemonstration(Edit):
         rows: LayerRows,
     ) -> None:
         """Write z of all rows with a hidden demonstration; they attend together."""
-        cache, own = rows.cache, [row for row, _, _ in members]
-        tokens = torch.stack(
-            [of_prompts(_tokens(one), rows.prompt) for _, one, _ in members], dim=1
-        )
-        flags = torch.tensor([one.flags for _, one, _ in members], device=z.device).T
-        hidden = HiddenKeys(tokens[..., : cache.k.shape[2]].to(z.device), *flags)
-        k, v = (per_kv_head(x, cache.k.shape[1])[:, own] for x in (rows.k, rows.v))
-        z[:, own] = cache.attend(rows.q[:, own], k, v, hidden).to(z)
+        cache = rows.cache
+        edited_rows = []
+        tokens = []
+        flags = []
+        for row, edit, _ in members:
+            edited_rows.append(row)
+            tokens.append(of_prompts(_tokens(edit), rows.prompt))
+            flags.append(edit.flags)
+        hidden_tokens = torch.stack(tokens, dim=1)[..., : cache.k.shape[2]].to(z.device)
+        by_weight, by_value = torch.tensor(flags, device=z.device).T
+        hidden = HiddenKeys(hidden_tokens, by_weight, by_value)
+        k, v = (per_kv_head(x, cache.k.shape[1])[:, edited_rows] for x in (rows.k, rows.v))
+        z[:, edited_rows] = cache.attend(rows.q[:, edited_rows], k, v, hidden).to(z)
 
 
 def _tokens(edit: HideDemonstration) -> Bool[Tensor, "prompt pos"]:
@@ -155,8 +163,7 @@ def demonstration_tokens(batch: PromptBatch) -> Bool[Tensor, "batch demo pos"]:
 
 @dataclass(frozen=True, repr=False)
 class DemonstrationEffects(Result):
-    """What the answer loses without each demonstration, nats; positive where the demonstration
-    helps.
+    """What the answer loses without each demonstration, nats; positive where it helps.
 
     `log_odds` is the drop in log p(target) − log Σ p(against), `log_prob` that in log p(target).
     `ways` says how demonstrations are left out: "hidden", "keys" and "values" from what the last
@@ -174,9 +181,7 @@ class DemonstrationEffects(Result):
     log_odds: Float[Tensor, "batch demo way"]
     log_prob: Float[Tensor, "batch demo way"]
     whole_log_odds: Float[Tensor, "batch way"]
-    """Drop without all demonstrations at once, which need not be the sum over them; NaN for
-    "removed".
-    """
+    """Drop without all demonstrations at once, not always the sum over them; NaN for "removed"."""
     whole_log_prob: Float[Tensor, "batch way"]
     ways: tuple[Way, ...]
     texts: tuple[tuple[str, ...], ...]
@@ -187,8 +192,9 @@ class DemonstrationEffects(Result):
     queries: tuple[str, ...]
     """The query of each prompt; intervals resample them."""
     begins_text: bool = False
-    """Whether the first demonstration begins a text, with the token that heads attend to when they
-    look for nothing.
+    """Whether the first demonstration begins a text.
+
+    Heads attend to the first token of a text when they look for nothing.
     """
     fallback_reason: str = ""
     """Why whole passes were run instead of one token per demonstration; empty if they were not."""
@@ -196,9 +202,9 @@ class DemonstrationEffects(Result):
     """What else edited the model throughout: open `with` blocks, and other hooks."""
 
     def of(self, outcome: Outcome | None = None) -> tuple[Tensor, Tensor]:
-        """Return effects of demonstrations [batch demo way] and of all at once [batch way] on an
-        outcome, nats.
+        """Return what an outcome loses, nats: without each demonstration, and without all at once.
 
+        The axes are [batch demo way] and [batch way].
         By default, it is the log-odds, or log p if no prompt has them.
         """
         has_odds = not bool(self.log_odds.isnan().all())
@@ -209,114 +215,112 @@ class DemonstrationEffects(Result):
         return self.log_prob, self.whole_log_prob
 
     def to_frame(self, *, outcome: Outcome | None = None) -> pd.DataFrame:
-        """Return one row per prompt and demonstration: text, label, the effect in each way (nats),
-        prompt and place.
+        """Return one row per prompt and demonstration.
+
+        The columns are text, label, the effect in each way (nats), prompt, place and is_answer.
         """
         effects, _ = self.of(outcome)
-        rows = [
-            {
-                "text": text,
-                "label": label,
-                "prompt": prompt,
-                "place": place,
-                "is_answer": label == self.answers[prompt],
-            }
-            | dict(zip(self.ways, effects[prompt, place].tolist(), strict=True))
-            for prompt, (texts, labels) in enumerate(zip(self.texts, self.labels, strict=True))
-            for place, (text, label) in enumerate(zip(texts, labels, strict=True))
-        ]
+        rows = []
+        for prompt, (texts, labels) in enumerate(zip(self.texts, self.labels, strict=True)):
+            for place, (text, label) in enumerate(zip(texts, labels, strict=True)):
+                row = {"text": text, "label": label, "prompt": prompt, "place": place}
+                row["is_answer"] = label == self.answers[prompt]
+                row |= dict(zip(self.ways, effects[prompt, place].tolist(), strict=True))
+                rows.append(row)
         return columns_first(pd.DataFrame(rows), "text", "label", *self.ways)
 
     def by_place(self, *, outcome: Outcome | None = None) -> pd.DataFrame:
-        """Return the mean over prompts at each place, for demonstrations of the answer's class and
-        of others.
+        """Return mean effects at each place, of demonstrations of the answer's class and others.
 
         One row per place, class ("answer", "other", "both"; "other" alone if no answer is shown)
         and way: mean, low and high (95% bootstrap interval over queries, NaN for a single one) and
         n, the number of prompts. Places differ where order matters. Below them, the rows of place
         "sum" and "all at once" add all demonstrations up, and leave all out together.
         """
-        effects, whole = (one.double().cpu() for one in self.of(outcome))
+        effects, whole = (values.double().cpu() for values in self.of(outcome))
         exists = ~effects.isnan().all(-1)
-        is_answer = torch.zeros_like(exists)
-        for row, (labels, answer) in enumerate(zip(self.labels, self.answers, strict=True)):
-            is_answer[row, : len(labels)] = torch.tensor([label == answer for label in labels])
+        is_answer = self._is_answer()
         rows = []
         for place in range(effects.shape[1]):
-            kinds = {
-                "answer": is_answer[:, place],
-                "other": ~is_answer[:, place],
-                "both": exists[:, place],
-            }
-            if not bool(is_answer.any()):  # answers of their own, such as capitals
-                kinds = {"other": exists[:, place]}
-            for kind, chosen in kinds.items():
-                rows += self._means(
-                    effects[:, place],
-                    chosen & exists[:, place],
-                    place=place + 1,
-                    demonstrations=kind,
-                )
+            classes = {"other": exists[:, place]}  # answers of their own, such as capitals
+            if bool(is_answer.any()):
+                classes = {
+                    "answer": is_answer[:, place],
+                    "other": ~is_answer[:, place],
+                    "both": exists[:, place],
+                }
+            for name, in_class in classes.items():
+                prompts = in_class & exists[:, place]
+                means = self._means(effects[:, place], prompts)
+                rows += [{"place": place + 1, "demonstrations": name} | row for row in means]
         is_defined = exists.any(1)  # a prompt without anything to compare with has no log-odds
-        for place, values in (("sum", effects.nansum(1)), ("all at once", whole)):
-            rows += self._means(values, is_defined, place=place, demonstrations="both")
+        for name, values in (("sum", effects.nansum(1)), ("all at once", whole)):
+            means = self._means(values, is_defined)
+            rows += [{"place": name, "demonstrations": "both"} | row for row in means]
         return pd.DataFrame(rows)
 
+    def _is_answer(self) -> Bool[Tensor, "batch demo"]:
+        """Return which demonstrations have the label that is the prompt's answer."""
+        is_answer = torch.zeros(self.log_prob.shape[:2], dtype=torch.bool)
+        for row, (labels, answer) in enumerate(zip(self.labels, self.answers, strict=True)):
+            is_answer[row, : len(labels)] = torch.tensor([label == answer for label in labels])
+        return is_answer
+
     def _means(
-        self, values: Float[Tensor, "batch way"], chosen: Bool[Tensor, " batch"], **about: Any
-    ) -> list[Any]:
-        chosen = chosen & ~values.isnan().all(-1)
-        if not bool(chosen.any()):
+        self, values: Float[Tensor, "batch way"], prompts: Bool[Tensor, " batch"]
+    ) -> list[dict[str, Any]]:
+        """Return the mean over some of the prompts in each way: way, mean, low, high and n."""
+        prompts = prompts & ~values.isnan().all(-1)
+        if not bool(prompts.any()):
             return []
-        queries = [
-            query
-            for query, is_chosen in zip(self.queries, chosen.tolist(), strict=True)
-            if is_chosen
-        ]
-        mean, low, high = mean_intervals(values[chosen].numpy(), queries)
-        return [
-            {
-                **about,
-                "way": way,
-                "mean": mean[i],
-                "low": low[i],
-                "high": high[i],
-                "n": len(queries),
-            }
-            for i, way in enumerate(self.ways)
-            if mean[i] == mean[i]
-        ]
+        queries = list(compress(self.queries, prompts.tolist()))
+        means, lows, highs = mean_intervals(values[prompts].numpy(), queries)
+        rows = []
+        for way, mean, low, high in zip(self.ways, means, lows, highs, strict=True):
+            if not math.isnan(mean):
+                rows.append({"way": way, "mean": mean, "low": low, "high": high, "n": len(queries)})
+        return rows
 
     def to_view(self) -> View:
         """Return the title and the table that `print` shows."""
         outcome = "log p" if self.of()[0] is self.log_prob else "log-odds"
         lost = f"nats of {outcome} that the answer loses without each demonstration"
         title = f"DemonstrationEffects, {lost}{edits_suffix(self.edits)}"
-        title += f"\n{BEGINS_TEXT}" * (self.begins_text and self.ways != ("values",))
+        if self.begins_text and self.ways != ("values",):
+            title += f"\n{BEGINS_TEXT}"
         if len(self.queries) > 1:
-            table = self.by_place()
-            table = pd.DataFrame(table[table["way"] == self.ways[0]])
-            columns: dict[str, list[Any]] = {
-                "place": table["place"].astype(str).tolist(),
-                "class": table["demonstrations"].tolist(),
-                "lost": list(map(signed, table["mean"])),
-                "95% interval": interval_texts(table),
-                "prompts": table["n"].tolist(),
-            }
-            title += f"\nMean over {plural_prompts(len(self.queries))}, {self.ways[0]}"
-            title += " (by_place() has all ways):" if len(self.ways) > 1 else ":"
-            return table_view(title, columns, len(table))
-        table, (effects, whole) = self.to_frame(), self.of()
-        strongest = table[self.ways[0]].abs().argsort().iloc[::-1][: SHOWN_ROWS - 2].sort_values()
-        shown = table.iloc[strongest]
-        columns = {
-            name: [*shown[name], *last]
-            for name, last in (("text", ["sum", "all at once"]), ("label", ["", ""]))
+            return self._view_of_means(title)
+        return self._view_of_prompt(title)
+
+    def _view_of_means(self, title: str) -> View:
+        """Return the table of means by place, in the first way."""
+        table = self.by_place()
+        table = pd.DataFrame(table[table["way"] == self.ways[0]])
+        columns: dict[str, list[Any]] = {
+            "place": table["place"].astype(str).tolist(),
+            "class": table["demonstrations"].tolist(),
+            "lost": list(map(signed, table["mean"])),
+            "95% interval": interval_texts(table),
+            "prompts": table["n"].tolist(),
         }
-        for i, way in enumerate(self.ways):
-            columns[way] = [
-                *map(signed, [*shown[way], float(effects[0, :, i].nansum()), float(whole[0, i])])
-            ]
+        title += f"\nMean over {plural_prompts(len(self.queries))}, {self.ways[0]}"
+        title += " (by_place() has all ways):" if len(self.ways) > 1 else ":"
+        return table_view(title, columns, len(table))
+
+    def _view_of_prompt(self, title: str) -> View:
+        """Return the table of the only prompt's strongest demonstrations, in all ways."""
+        table = self.to_frame()
+        effects, whole = self.of()
+        n_rows = SHOWN_ROWS - 2  # two rows are for the sum, and for all at once
+        strongest_first = table[self.ways[0]].abs().argsort().iloc[::-1]
+        strongest = table.iloc[strongest_first[:n_rows].sort_values()]
+        columns: dict[str, list[Any]] = {
+            "text": [*strongest["text"], "sum", "all at once"],
+            "label": [*strongest["label"], "", ""],
+        }
+        for index, way in enumerate(self.ways):
+            total, at_once = float(effects[0, :, index].nansum()), float(whole[0, index])
+            columns[way] = list(map(signed, [*strongest[way], total, at_once]))
         return table_view(title, columns, len(table) + 2)
 
 
@@ -387,42 +391,41 @@ def effects_of_demonstrations(
     batch.require_demonstrations(
         "demonstration to leave out", "pass prompts with demonstrations (il.tokenize)"
     )
-    if isinstance(ways, str) or not ways:
-        raise InputError(f"ways must be a list of {quoted_list(WAYS)}, got {short_repr(ways)}")
-    for way in ways:
-        check_choice("ways", way, WAYS)
-    chosen: tuple[Way, ...] = tuple(way for way in WAYS if way in ways)
-    targets, others = outcome_tokens(view, batch, targets, against)
-    hiding: list[Way] = [way for way in chosen if way != "removed"]
-    n = batch.label_positions.shape[1]
-    edits = [HideDemonstration(place, way) for place in [*range(n), None] for way in hiding]
-    found, reason = score_sets(
-        view,
-        batch,
-        [[], *([edit] for edit in edits)],
-        lambda log_probs, prompts: answer_outcomes(log_probs, targets, others, prompts),
-        pass_tokens=pass_tokens,
-        cached=cached,
+    ordered_ways = _checked_ways(ways)
+    tokens = AnswerTokens.from_batch(view, batch, targets, against)
+    hiding: list[Way] = [way for way in ordered_ways if way != "removed"]
+    n_demonstrations = batch.label_positions.shape[1]
+    sets: list[list[HideDemonstration]] = [[]]
+    for place in [*range(n_demonstrations), None]:  # the last: all at once
+        sets += [[HideDemonstration(place, way)] for way in hiding]
+    outcomes, reason = score_sets(
+        view, batch, sets, tokens.outcomes, pass_tokens=pass_tokens, cached=cached
     )
-    without = found[:, 1:].reshape(
-        len(batch), n + 1, len(hiding), len(OUTCOMES)
-    )  # the last: all at once
-    if "removed" in chosen:
-        texts = _removed_texts(model, batch, targets, others).to(found)
-        without = torch.cat(
-            [without, functional.pad(texts, (0, 0, 0, 1), value=torch.nan)[:, :, None]], dim=2
-        )
-    missing = (batch.demonstration_ranges[..., 0] < 0).to(found.device)
-    drops = found[:, :1, None] - without
-    effects, whole = drops[:, :-1].masked_fill(missing[..., None, None], torch.nan), drops[:, -1]
+    shape = len(batch), n_demonstrations + 1, len(hiding), len(OUTCOMES)
+    without = outcomes[:, 1:].reshape(shape)
+    if "removed" in ordered_ways:
+        without_texts = _outcomes_without_texts(model, batch, tokens).to(outcomes)
+        # No prompt is left without all its demonstrations.
+        without_texts = functional.pad(without_texts, (0, 0, 0, 1), value=torch.nan)
+        without = torch.cat([without, without_texts[:, :, None]], dim=2)
+    is_missing = (batch.demonstration_ranges[..., 0] < 0).to(outcomes.device)
+    lost = outcomes[:, :1, None] - without
+    effects = lost[:, :-1].masked_fill(is_missing[..., None, None], torch.nan)
+    log_prob, log_odds = effects.unbind(-1)
+    whole_log_prob, whole_log_odds = lost[:, -1].unbind(-1)
+    texts = []
+    labels = []
+    for prompt in batch.prompts:
+        texts.append(tuple(demonstration.text for demonstration in prompt.demonstrations))
+        labels.append(tuple(demonstration.label for demonstration in prompt.demonstrations))
     return DemonstrationEffects(
-        log_odds=effects[..., 1],
-        log_prob=effects[..., 0],
-        whole_log_odds=whole[..., 1],
-        whole_log_prob=whole[..., 0],
-        ways=chosen,
-        texts=tuple(tuple(one.text for one in prompt.demonstrations) for prompt in batch.prompts),
-        labels=tuple(tuple(one.label for one in prompt.demonstrations) for prompt in batch.prompts),
+        log_odds=log_odds,
+        log_prob=log_prob,
+        whole_log_odds=whole_log_odds,
+        whole_log_prob=whole_log_prob,
+        ways=ordered_ways,
+        texts=tuple(texts),
+        labels=tuple(labels),
         answers=tuple(prompt.answer or "" for prompt in batch.prompts),
         queries=batch.queries,
         fallback_reason=reason,
@@ -431,27 +434,30 @@ def effects_of_demonstrations(
     )
 
 
-def _removed_texts(
-    model: Any, batch: PromptBatch, targets: Int[Tensor, " batch"], against: CheckedAgainst
+def _checked_ways(ways: Sequence[Way]) -> tuple[Way, ...]:
+    """Return ways in the order of `WAYS`; raise InputError for unknown ones, or none."""
+    if isinstance(ways, str) or not ways:
+        raise InputError(f"ways must be a list of {quoted_list(WAYS)}, got {short_repr(ways)}")
+    for way in ways:
+        check_choice("ways", way, WAYS)
+    return tuple(way for way in WAYS if way in ways)
+
+
+def _outcomes_without_texts(
+    model: Any, batch: PromptBatch, tokens: AnswerTokens
 ) -> Float[Tensor, "batch demo outcome"]:
-    """Return the outcomes of the prompts without the text of each demonstration; NaN where there is
-    none.
-    """
-    tokenized = tokenizer_like(model, batch)
-    found = torch.full(
-        (*batch.label_positions.shape, len(OUTCOMES)), torch.nan, dtype=torch.float64
-    )
+    """Return the outcomes of the prompts without each demonstration's text; NaN without one."""
+    tokenize_like_batch = tokenizer_like(model, batch)
+    shape = *batch.label_positions.shape, len(OUTCOMES)
+    outcomes = torch.full(shape, torch.nan, dtype=torch.float64)
     for place in range(batch.label_positions.shape[1]):
-        rows = [
-            row for row, prompt in enumerate(batch.prompts) if place < len(prompt.demonstrations)
-        ]
-        shown = [batch.prompts[row].demonstrations for row in rows]
-        prompts = [
-            replace(batch.prompts[row], demonstrations=own[:place] + own[place + 1 :])
-            for row, own in zip(rows, shown, strict=True)
-        ]
-        log_probs = log_probs_in_passes(model, tokenized(prompts, rows))
-        found[rows, place] = answer_outcomes(log_probs, targets, against, torch.tensor(rows)).to(
-            found
-        )
-    return found
+        rows = []
+        shortened = []
+        for row, prompt in enumerate(batch.prompts):
+            if place < len(prompt.demonstrations):
+                left = prompt.demonstrations[:place] + prompt.demonstrations[place + 1 :]
+                rows.append(row)
+                shortened.append(replace(prompt, demonstrations=left))
+        log_probs = log_probs_in_passes(model, tokenize_like_batch(shortened, rows))
+        outcomes[rows, place] = tokens.outcomes(log_probs, torch.tensor(rows)).to(outcomes)
+    return outcomes

@@ -1,5 +1,7 @@
-"""Measure the effect of ablating each head on the answer, the causal counterpart of contrast and
-increase.
+"""Measure what the answer loses when each head is ablated.
+
+This is the causal counterpart of contrast and increase. `AnswerTokens` are the tokens that the
+answer is read from, for this and for other measures of what it loses.
 
 At all positions, each pass starts at the layer of the ablated heads, from the residual stream
 stored there, so each head costs about half a forward pass. At the last position only, each prompt's
@@ -7,9 +9,9 @@ keys and values are computed once, and all heads are ablated in a few passes ove
 Source: the published version (causal location of heads).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import pandas as pd
 import torch
@@ -21,6 +23,7 @@ from icl_lens.attribution.scored_tokens import (
     CheckedAgainst,
     check_against_ids,
     check_targets,
+    select_rows,
 )
 from icl_lens.edits.ablate import Ablate, Mode, Reference
 from icl_lens.edits.edit import Positions
@@ -40,8 +43,69 @@ from icl_lens.runs.progress import progress_switch, steps
 
 Outcome = Literal["log_odds", "log_prob"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+OUTCOMES_OF_ANSWER: tuple[Outcome, ...] = ("log_prob", "log_odds")
+"""The order of `AnswerTokens.outcomes`."""
 Method = Literal["exact", "gradient"]
 Algorithm = Literal["partial_forward", "prefix_cache", "gradient"]
+
+
+class AnswerTokens(NamedTuple):
+    """The token that answers each prompt, and those that the log-odds compare it with."""
+
+    targets: Int[Tensor, " batch"]
+    against: CheckedAgainst
+    """None if there is nothing to compare with; rows without tokens to compare are all -1."""
+
+    @classmethod
+    def from_batch(
+        cls,
+        view: ModelView,
+        batch: PromptBatch,
+        targets: Int[Tensor, " batch"] | None,
+        against: Against,
+    ) -> "AnswerTokens":
+        """Return checked tokens, by default the answers and the other labels.
+
+        Raise InputError for invalid ids.
+        """
+        targets = check_targets(view, batch, targets)
+        if against is not None:
+            return cls(targets, check_against_ids(view, targets, against))
+        compared = batch.tokens_to_compare(targets)
+        return cls(targets, None if compared is None else compared.to(targets.device))
+
+    def select(self, prompts: Sequence[int]) -> "AnswerTokens":
+        """Return the tokens of some of the prompts."""
+        rows = list(prompts)
+        return AnswerTokens(self.targets[rows], select_rows(self.against, rows))
+
+    def outcomes(
+        self, log_probs: Float[Tensor, "row d_vocab"], prompts: Int[Tensor, " row"]
+    ) -> Float[Tensor, "row outcome=2"]:
+        """Return log p(target) and the log-odds, in the order of `OUTCOMES_OF_ANSWER`.
+
+        This is a function for `score`: `prompts` is the prompt of each row.
+        """
+        log_prob = self._target_log_probs(log_probs, prompts)
+        return torch.cat([log_prob, self.log_odds(log_probs, prompts)], dim=1)
+
+    def log_odds(
+        self, log_probs: Float[Tensor, "row d_vocab"], prompts: Int[Tensor, " row"]
+    ) -> Float[Tensor, "row 1"]:
+        """Return log p(target) − log Σ p(against); NaN for prompts with nothing to compare with."""
+        log_prob = self._target_log_probs(log_probs, prompts)
+        if self.against is None:
+            return torch.full_like(log_prob, torch.nan)
+        # A clone, because ids may be inference tensors, which have no gradients.
+        ids = self.against[prompts].clone().to(log_probs.device)
+        is_missing = ids < 0
+        compared = log_probs.gather(1, ids.clamp(min=0)).masked_fill(is_missing, -torch.inf)
+        log_odds = log_prob - compared.logsumexp(-1, keepdim=True)
+        return log_odds.masked_fill(is_missing.all(1, keepdim=True), torch.nan)
+
+    def _target_log_probs(self, log_probs: Tensor, prompts: Tensor) -> Float[Tensor, "row 1"]:
+        ids = self.targets[prompts].clone().to(log_probs.device)
+        return log_probs.gather(1, ids[:, None])
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,20 +175,20 @@ class HeadEffects(Result):
 def largest_means(
     means: Mapping[Outcome, Float[Tensor, "layer head"]], k: int, outcome: Outcome | None
 ) -> list[Head]:
-    """Return the heads with the k largest mean effects on an outcome, by default the first one that
-    is known.
+    """Return the heads with the k largest mean effects on an outcome.
 
-    Raise InputError for an unknown outcome, or one that no prompt has.
+    By default, it is the first outcome that a prompt has. Raise InputError for an unknown outcome,
+    or one that no prompt has.
     """
-    known: list[Outcome] = [name for name in OUTCOMES if not bool(means[name].isnan().all())]
+    measured: list[Outcome] = [name for name in OUTCOMES if not bool(means[name].isnan().all())]
     if outcome is not None:
         check_choice("outcome", outcome, OUTCOMES)
-    if not known or outcome not in (None, *known):
-        required = (
-            "tokens to compare with; pass against=" if outcome == "log_odds" else "finite effects"
-        )
+    if not measured or outcome not in (None, *measured):
+        required = "finite effects"
+        if outcome == "log_odds":
+            required = "tokens to compare with; pass against="
         raise InputError(f"outcome={outcome or OUTCOMES[-1]!r} requires {required}")
-    mean = means[outcome or known[0]]
+    mean = means[outcome or measured[0]]
     order = mean.flatten().argsort(descending=True, stable=True)[:k]
     return [Head.from_index(index, mean.shape[1]) for index in order.tolist()]
 
@@ -192,104 +256,37 @@ def head_effects(
             f"{short_repr(mode)} with positions={positions!r} and method={method!r}; use il.score "
             "with il.Ablate"
         )
-    tokens = outcome_tokens(view, batch, targets, against)
+    tokens = AnswerTokens.from_batch(view, batch, targets, against)
     with progress_switch(progress):
         if method == "gradient":
-            return estimated_effects(view, batch, *tokens, positions)
-        return exact_effects(view, batch, *tokens, ablation, pass_tokens=pass_tokens)
+            return estimated_effects(view, batch, tokens, positions)
+        return exact_effects(view, batch, tokens, ablation, pass_tokens=pass_tokens)
 
 
 def exact_effects(
     view: ModelView,
     batch: PromptBatch,
-    targets: Int[Tensor, " batch"],
-    against: CheckedAgainst,
+    tokens: AnswerTokens,
     ablation: Ablate,
     *,
     pass_tokens: int = PASS_TOKENS,
 ) -> HeadEffects:
-    """Return the exact effects of ablating each head as `ablation` says, for the tokens of
-    `outcome_tokens`.
-    """
-    found, reason = score_sets(
-        view,
-        batch,
-        [[], *([replace(ablation, heads=[head])] for head in view.heads())],
-        lambda log_probs, prompts: answer_outcomes(log_probs, targets, against, prompts),
-        pass_tokens=pass_tokens,
-    )
-    drops = (found[:, :1] - found[:, 1:]).unflatten(1, (view.n_layers, view.n_heads))
-    algorithm: Algorithm = (
-        "partial_forward" if ablation.positions == "all" or reason else "prefix_cache"
-    )
+    """Return the exact effects of ablating each head as `ablation` says."""
+    sets: list[list[Ablate]] = [[]]
+    for head in view.heads():
+        sets.append([replace(ablation, heads=[head])])
+    outcomes, reason = score_sets(view, batch, sets, tokens.outcomes, pass_tokens=pass_tokens)
+    lost = (outcomes[:, :1] - outcomes[:, 1:]).unflatten(1, (view.n_layers, view.n_heads))
+    log_prob, log_odds = lost.unbind(-1)
     positions: Positions = "all" if ablation.positions == "all" else "last"
-    return HeadEffects(
-        drops[..., 0], drops[..., 1], positions, algorithm, reason, active_edits(view)
-    )
-
-
-def outcome_tokens(
-    view: ModelView, batch: PromptBatch, targets: Int[Tensor, " batch"] | None, against: Against
-) -> tuple[Int[Tensor, " batch"], CheckedAgainst]:
-    """Return checked targets and the tokens to compare them with, by default the answers and the
-    other labels.
-
-    The tokens are None if there is nothing to compare with, and all -1 in rows without. Raise
-    InputError for invalid ids.
-    """
-    targets = check_targets(view, batch, targets)
-    if against is not None:
-        return targets, check_against_ids(view, targets, against)
-    others = batch.tokens_to_compare(targets)
-    return targets, None if others is None else others.to(targets.device)
-
-
-OUTCOMES_OF_ANSWER: tuple[Outcome, ...] = ("log_prob", "log_odds")
-"""The order of `answer_outcomes`."""
-
-
-def answer_outcomes(
-    log_probs: Float[Tensor, "row d_vocab"],
-    targets: Int[Tensor, " batch"],
-    against: CheckedAgainst,
-    prompts: Int[Tensor, " row"],
-) -> Float[Tensor, "row outcome=2"]:
-    """Return log p(target), and the log-odds log p(target) − log Σ p(against), NaN where there are
-    no such tokens.
-    """
-    own = log_probs.gather(1, targets[prompts].clone().to(log_probs.device)[:, None])
-    odds = (
-        torch.full_like(own, torch.nan)
-        if against is None
-        else log_odds(log_probs, own, against, prompts)
-    )
-    return torch.cat([own, odds], dim=1)
-
-
-def log_odds(
-    log_probs: Float[Tensor, "row d_vocab"],
-    own: Float[Tensor, "row 1"],
-    against: Int[Tensor, "batch other"],
-    prompts: Int[Tensor, " row"],
-) -> Float[Tensor, "row 1"]:
-    """Return log p(target) − log Σ p(against), where `own` is log p(target); NaN for rows with
-    nothing to compare.
-    """
-    ids = (
-        against[prompts].clone().to(log_probs.device)
-    )  # a clone, because ids may be inference tensors
-    others = log_probs.gather(1, ids.clamp(min=0)).masked_fill(ids < 0, -torch.inf)
-    return (own - others.logsumexp(-1, keepdim=True)).masked_fill(
-        (ids < 0).all(1, keepdim=True), torch.nan
-    )
+    algorithm: Algorithm = "prefix_cache"
+    if positions == "all" or reason:
+        algorithm = "partial_forward"
+    return HeadEffects(log_prob, log_odds, positions, algorithm, reason, active_edits(view))
 
 
 def estimated_effects(
-    view: ModelView,
-    batch: PromptBatch,
-    targets: Int[Tensor, " batch"],
-    against: CheckedAgainst,
-    positions: Positions,
+    view: ModelView, batch: PromptBatch, tokens: AnswerTokens, positions: Positions
 ) -> HeadEffects:
     """Return first-order estimates of `exact_effects`.
 
@@ -297,32 +294,41 @@ def estimated_effects(
     towards zero. Source: Nanda, "Attribution patching: activation patching at industrial scale"
     (2023); Syed, Rager & Conmy, arXiv 2310.10348.
     """
-
-    def drop(z: Tensor, gradient: Tensor, rows: PromptBatch) -> Float[Tensor, "batch head"]:
-        dtype = torch.promote_types(z.dtype, torch.float32)
-        product = (z.to(dtype) * gradient.to(dtype)).sum(-1).to(view.unembed_device)
-        if positions == "last":
-            return product[torch.arange(len(product)), rows.last.cpu()]
-        return (product * rows.attention_mask.to(product)[:, :, None]).sum(1)
-
     pieces = []
     with steps("estimating effects", len(batch)) as advance:
         for rows in torch.arange(len(batch)).split(prompts_at_once(view, batch)):
-
-            def scores(log_probs: Tensor, rows: Tensor = rows) -> Tensor:
-                found = answer_outcomes(log_probs, targets, against, rows)
-                return found[:, :1] if against is None else found
-
-            piece = batch[rows.tolist()]
-
-            def read(layer: int, z: Tensor, gradient: Tensor, piece: PromptBatch = piece) -> Tensor:
-                return drop(z, gradient, piece)
-
-            drops = z_gradients(view, piece, scores, read)
-            pieces.append(torch.stack([torch.stack(by_layer, dim=1) for by_layer in drops], dim=-1))
+            prompts = rows.tolist()
+            pieces.append(_estimates(view, batch[prompts], tokens.select(prompts), positions))
             advance(len(rows))
-    log_prob, *rest = torch.cat(pieces).unbind(-1)
-    odds = torch.full_like(log_prob, torch.nan)
-    if against is not None:
-        odds = rest[0].masked_fill((against < 0).all(1).to(odds.device)[:, None, None], torch.nan)
-    return HeadEffects(log_prob, odds, positions, "gradient", edits=active_edits(view))
+    estimates = torch.cat(pieces)
+    log_prob = estimates[..., 0]
+    log_odds = torch.full_like(log_prob, torch.nan)
+    if tokens.against is not None:
+        has_nothing_to_compare = (tokens.against < 0).all(1).to(log_prob.device)
+        log_odds = estimates[..., 1].masked_fill(has_nothing_to_compare[:, None, None], torch.nan)
+    return HeadEffects(log_prob, log_odds, positions, "gradient", edits=active_edits(view))
+
+
+def _estimates(
+    view: ModelView, batch: PromptBatch, tokens: AnswerTokens, positions: Positions
+) -> Float[Tensor, "batch layer head outcome"]:
+    """Return the estimates of prompts that fit in one backward pass.
+
+    Without tokens to compare with, log p is the only outcome.
+    """
+
+    def outcomes(log_probs: Tensor) -> Float[Tensor, "batch outcome"]:
+        of_answer = tokens.outcomes(log_probs, torch.arange(len(batch)))
+        return of_answer[:, :1] if tokens.against is None else of_answer
+
+    def lost(layer: int, z: Tensor, gradient: Tensor) -> Float[Tensor, "batch head"]:
+        dtype = torch.promote_types(z.dtype, torch.float32)
+        product = (z.to(dtype) * gradient.to(dtype)).sum(-1).to(view.unembed_device)
+        if positions == "last":
+            return product[torch.arange(len(product)), batch.last.cpu()]
+        return (product * batch.attention_mask.to(product)[:, :, None]).sum(1)
+
+    by_outcome = []
+    for by_layer in z_gradients(view, batch, outcomes, lost):
+        by_outcome.append(torch.stack(by_layer, dim=1))
+    return torch.stack(by_outcome, dim=-1)

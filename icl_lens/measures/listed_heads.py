@@ -14,13 +14,12 @@ from torch import Tensor
 
 from icl_lens.activations.activations import Activations, capture
 from icl_lens.attribution.increases import listed_head_increase
-from icl_lens.attribution.scored_tokens import CheckedAgainst, select_rows
 from icl_lens.edits.ablate import Ablate
 from icl_lens.engine.edit_checks import checked_heads
 from icl_lens.engine.score import score_sets
 from icl_lens.errors import InputError
 from icl_lens.head_scores import Score
-from icl_lens.measures.effects import OUTCOMES_OF_ANSWER, Outcome, answer_outcomes
+from icl_lens.measures.effects import OUTCOMES_OF_ANSWER, AnswerTokens, Outcome
 from icl_lens.measures.exchanges import (
     SINGLE,
     TowerPrompts,
@@ -57,8 +56,7 @@ class ListedHeads:
     view: ModelView
     batch: PromptBatch
     heads: Sequence[Head]
-    targets: Tensor
-    against: CheckedAgainst
+    tokens: AnswerTokens
     by: Score
     """The score that ranked heads: by increases the answer loses log p, by the others log-odds."""
     donors: TowerPrompts | None
@@ -75,8 +73,7 @@ class ListedHeads:
         view: ModelView,
         batch: PromptBatch,
         located: LocatedHeads,
-        targets: Tensor,
-        against: CheckedAgainst,
+        tokens: AnswerTokens,
         *,
         final_norm: FinalNorm,
         bias: bool,
@@ -91,8 +88,7 @@ class ListedHeads:
             view,
             batch,
             located.heads,
-            targets,
-            against,
+            tokens,
             located.by,
             donors,
             final_norm,
@@ -104,7 +100,8 @@ class ListedHeads:
     @property
     def outcome(self) -> Outcome:
         """What an effect is lost of."""
-        return "log_prob" if self.by == "increase" or self.against is None else "log_odds"
+        has_log_odds = self.by != "increase" and self.tokens.against is not None
+        return "log_odds" if has_log_odds else "log_prob"
 
     def measure(self, rows: list[int]) -> dict[str, Tensor]:
         """Return the scores [row head] by name."""
@@ -122,7 +119,7 @@ class ListedHeads:
         """Return what the heads add to the answer, and their attention to labels."""
         acts = capture(self.view.model, self.batch[rows])
         readout = acts.readout.using(final_norm=self.final_norm, bias=self.bias)
-        targets, against = self.targets[rows], select_rows(self.against, rows)
+        targets, against = self.tokens.select(rows)
         scores = {}
         if against is not None:
             contrasts = listed_head_increase(acts, self.heads, targets, against, readout)
@@ -150,11 +147,7 @@ class ListedHeads:
         Each head costs one token per prompt, besides one pass over each prompt (see
         `head_effects`).
         """
-        targets, against = self.targets[rows], select_rows(self.against, rows)
-
-        def outcomes(log_probs: Tensor, prompts: Tensor) -> Tensor:
-            return answer_outcomes(log_probs, targets, against, prompts)
-
+        outcomes = self.tokens.select(rows).outcomes
         sets: list[list[Ablate]] = [[]]
         for head in self.heads:
             sets.append([Ablate([head], positions="last")])

@@ -30,11 +30,11 @@ from icl_lens.head_scores import SCORES, DirectScore, Score
 from icl_lens.intervals import MIN_RANDOM_SETS
 from icl_lens.measures.controlled_ablation import ControlledAblation, ablate_with_controls
 from icl_lens.measures.effects import (
+    AnswerTokens,
     Method,
     Outcome,
     estimated_effects,
     exact_effects,
-    outcome_tokens,
 )
 from icl_lens.measures.exchanges import TowerPrompts, single_exchanges, tower_prompts
 from icl_lens.measures.listed_heads import ListedHeads
@@ -132,25 +132,34 @@ def locate(
     check_score_options(
         by, targets, against, positions=positions, method=method, final_norm=final_norm, bias=bias
     )
-    measured: HeadMeasure
+    head_measure: HeadMeasure
     if by == "effect":
-        measured = Effects.of(view, batch, targets, against, positions=positions, method=method)
+        tokens = AnswerTokens.from_batch(view, batch, targets, against)
+        digests = tensors_digest(targets=targets, against=against)
+        head_measure = Effects(view, batch, tokens, positions, method, digests)
     elif by == "exchange":
-        measured = Exchanges(view, tower_prompts(model, batch), as_run(run).memory)
+        head_measure = Exchanges(view, tower_prompts(model, batch), as_run(run).memory)
     else:
-        measured = DirectScores.of(
+        head_measure = DirectScores.from_batch(
             model, batch, by, targets, against, final_norm=final_norm, bias=bias, run=run
         )
-    scored_tokens = outcome_tokens(view, batch, targets, against) if other_scores else None
+    scored_tokens = None
+    if other_scores:
+        scored_tokens = AnswerTokens.from_batch(view, batch, targets, against)
     remove_jointly = None
     if held_out is not None:
-        tested = held_out if isinstance(held_out, PromptBatch) else tokenize(model, held_out)
-        removal_run = as_run(run).part("removal")
+        testing = held_out if isinstance(held_out, PromptBatch) else tokenize(model, held_out)
         remove_jointly = partial(
-            ablate_with_controls, model, tested, n_random=n_random, seed=seed, run=removal_run
+            ablate_with_controls,
+            model,
+            testing,
+            controls=["same layers"],
+            n_random=n_random,
+            seed=seed,
+            run=as_run(run).part("removal"),
         )
     return mean_over_prompts(
-        measured,
+        head_measure,
         view,
         batch,
         k=k,
@@ -212,33 +221,32 @@ class HeadMeasure(Protocol):
 
 
 def mean_over_prompts(
-    measured: HeadMeasure,
+    head_measure: HeadMeasure,
     view: ModelView,
     batch: PromptBatch,
     *,
     k: int,
     run: Run | None,
-    scored_tokens: tuple[Int[Tensor, " prompt"], CheckedAgainst] | None = None,
+    scored_tokens: AnswerTokens | None = None,
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
     remove_jointly: Callable[[Sequence[Head]], ControlledAblation] | None = None,
 ) -> LocatedHeads:
-    """Return the heads with the largest mean of a measured score.
+    """Return the heads with the largest mean score.
 
-    `scored_tokens` are the targets, and what they are compared with, of the other scores of the
-    first k heads, if these are to be measured. `remove_jointly` tests the heads on held-out
-    prompts.
+    `scored_tokens` are those of the other scores of the first k heads, if these are to be measured.
+    `remove_jointly` tests the heads on held-out prompts.
     """
-    with start(
-        run, view.model, batch, measured.by, measured.options(), plan=measured.plan(run)
-    ) as stream:
-        columns = stream.map("part", measured.measure)
+    options = head_measure.options()
+    plan = head_measure.plan(run)
+    with start(run, view.model, batch, head_measure.by, options, plan=plan) as stream:
+        columns = stream.map("part", head_measure.measure)
         located = stream.distributed.run_on_main(
-            lambda: _located_heads(measured, view, batch, columns, k)
+            lambda: _located_heads(head_measure, view, batch, columns, k)
         )
         if scored_tokens is not None:
             listed = ListedHeads.of(
-                view, batch, located, *scored_tokens, final_norm=final_norm, bias=bias, run=run
+                view, batch, located, scored_tokens, final_norm=final_norm, bias=bias, run=run
             )
             values = stream.map(f"{OTHER_SCORES}{k}", listed.measure)
             located = stream.distributed.run_on_main(lambda: listed.added_to(located, values))
@@ -252,18 +260,18 @@ def mean_over_prompts(
 
 
 def _located_heads(
-    measured: HeadMeasure,
+    head_measure: HeadMeasure,
     view: ModelView,
     batch: PromptBatch,
     columns: dict[str, np.ndarray],
     k: int,
 ) -> LocatedHeads:
-    """Return the means of measured columns, which have one row per prompt."""
+    """Return the means of what was measured; each column has one row per prompt."""
     columns = dict(columns)
     algorithms = columns.pop("algorithm", None)
     reasons = columns.pop("fallback_reason", [])
     outcome: Outcome = "log_odds"
-    if measured.by == "effect":
+    if head_measure.by == "effect":
         by_outcome = {name: columns.pop(name) for name in ("log_odds", "log_prob")}
         outcome = "log_prob" if np.isnan(by_outcome["log_odds"]).all() else "log_odds"
         columns["effect"] = by_outcome[outcome]
@@ -272,13 +280,13 @@ def _located_heads(
     for name, values in columns.items():
         scores[name] = mean_score(name, values, batch.queries, k)
     return LocatedHeads(
-        by=measured.by,
+        by=head_measure.by,
         scores=scores,
         k=k,
         n_prompts=batch.n_prompts,
         n_queries=len(set(batch.queries)),
         outcome=outcome,
-        positions=getattr(measured, "positions", "last"),
+        positions=getattr(head_measure, "positions", "last"),
         algorithms=None if algorithms is None else _counts(algorithms),
         fallback_reason=next(filter(None, reasons), ""),
         edits=active_edits(view),
@@ -293,9 +301,7 @@ def _counts(names: np.ndarray) -> dict[Any, int]:
 
 @dataclass(frozen=True, eq=False)
 class DirectScores:
-    """What heads add to log p(target) ("increase") or to the log-odds against other tokens
-    ("contrast").
-    """
+    """What heads add to log p(target), the increase, or to the log-odds, the contrast."""
 
     model: Any
     batch: PromptBatch
@@ -310,7 +316,7 @@ class DirectScores:
     """How many prompts are captured at a time."""
 
     @classmethod
-    def of(
+    def from_batch(
         cls,
         model: Any,
         batch: PromptBatch,
@@ -335,19 +341,16 @@ class DirectScores:
         return {"final_norm": self.final_norm, "bias": self.bias, **self.digests}
 
     def plan(self, run: Run | None) -> Plan:
-        """Return the rows of each batch; for increases, of groups that share one product of W_O and
-        W_U per head.
+        """Return the rows of each batch, which for increases is larger than what is captured.
 
-        Without groups, each head of each prompt is multiplied by W_U (`every_head_increase`).
+        The prompts of such a group share one product of W_O and W_U per head. Without groups, each
+        head of each prompt is multiplied by W_U (`every_head_increase`).
         """
         view = ModelView.of(self.model)
         batches = plan_batches(view, self.batch, run)
         n_to_fold = min_prompts_to_fold(view.d_head, view.d_model)
-        if (
-            self.by == "contrast"
-            or as_run(run).batch_size is not None
-            or len(self.batch) < n_to_fold
-        ):
+        has_batch_size = as_run(run).batch_size is not None
+        if self.by == "contrast" or has_batch_size or len(self.batch) < n_to_fold:
             return batches
         n_logit_rows = LOGIT_BYTES // (view.model.W_U.shape[1] * 4)
         prompt_bytes = view.n_layers * (view.n_heads * view.d_head + view.d_model) * 4
@@ -389,29 +392,12 @@ class Effects:
 
     view: ModelView
     batch: PromptBatch
-    targets: Int[Tensor, " prompt"]
-    against: CheckedAgainst
+    tokens: AnswerTokens
     positions: Positions
     method: Method
     digests: dict[str, str]
     """Digests of the tokens, as options of a run."""
     by: Score = "effect"
-
-    @classmethod
-    def of(
-        cls,
-        view: ModelView,
-        batch: PromptBatch,
-        targets: Int[Tensor, " prompt"] | None,
-        against: Against,
-        *,
-        positions: Positions,
-        method: Method,
-    ) -> "Effects":
-        """Return the effects on checked tokens; raise InputError like `outcome_tokens`."""
-        tokens = outcome_tokens(view, batch, targets, against)
-        digests = tensors_digest(targets=targets, against=against)
-        return cls(view, batch, *tokens, positions, method, digests)
 
     def options(self) -> dict[str, Any]:
         return {"positions": self.positions, "method": self.method, **self.digests}
@@ -421,12 +407,12 @@ class Effects:
 
     def measure(self, rows: list[int]) -> dict[str, Tensor | list[str]]:
         prompts = self.batch[rows]
-        tokens = self.targets[rows], select_rows(self.against, rows)
+        tokens = self.tokens.select(rows)
         if self.method == "gradient":
-            effects = estimated_effects(self.view, prompts, *tokens, self.positions)
+            effects = estimated_effects(self.view, prompts, tokens, self.positions)
         else:
             ablation = Ablate([], positions=self.positions)
-            effects = exact_effects(self.view, prompts, *tokens, ablation)
+            effects = exact_effects(self.view, prompts, tokens, ablation)
         return {
             "log_odds": effects.log_odds.cpu(),
             "log_prob": effects.log_prob.cpu(),
@@ -437,8 +423,7 @@ class Effects:
 
 @dataclass(frozen=True, eq=False)
 class Exchanges:
-    """What the log-odds lose when each head alone takes its query, keys or values from a donor
-    prompt.
+    """What the log-odds lose when each head alone takes its query, keys or values from a donor.
 
     Donors are made once, from all prompts: the query that takes a prompt's place comes from another
     one. What a batch gives therefore does not depend on how prompts are divided into batches.

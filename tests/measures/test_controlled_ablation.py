@@ -76,6 +76,19 @@ def test_layers_without_enough_other_heads_borrow_from_the_nearest(gpt2, gpt2_ba
     assert il.ablate_with_controls(gpt2, gpt2_batch, heads[:1], n_random=1).n_displaced == 0
 
 
+def test_only_the_controls_that_are_asked_for_run(gpt2, gpt2_batch, ablation):
+    """Their sets and numbers are those beside the other control."""
+    for control, left_out in {"same layers": "all layers", "all layers": "same layers"}.items():
+        alone = il.ablate_with_controls(gpt2, gpt2_batch, HEADS, controls=[control], n_random=2, seed=1)
+        assert alone.conditions[control].sets == ablation.conditions[control].sets
+        assert alone.conditions[left_out].sets == alone.conditions[left_out].scores == ()
+        assert alone.to_frame().index.tolist() == ["no ablation", "heads", control]
+        for name in ("heads", control):
+            for measure in ("log_odds", "over_vocabulary"):
+                assert_close(alone.per_prompt(name, measure), ablation.per_prompt(name, measure))
+        assert f"random, {left_out}" not in repr(alone)
+
+
 @pytest.mark.parametrize(
     ("positions", "mode"), [("all", "zero"), ("last", "zero"), ("last", "mean"), ("all", "mean"), ("last", "resample")]
 )

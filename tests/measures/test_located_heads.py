@@ -125,6 +125,7 @@ def test_what_held_out_prompts_lose_is_the_finding(icl_mini, gpt2, batch, tmp_pa
     located = il.locate(icl_mini, locating, k=4, held_out=testing, n_random=5)
     expected = il.ablate_with_controls(icl_mini, testing, located.heads, n_random=5)
     assert located.finding.startswith(expected.finding)
+    assert not located.removal.conditions["all layers"].sets  # shown nowhere, so not run
     assert "matter: jointly zeroed at the last position" in located.finding
     assert expected.shows_that_heads_matter
     accuracies = []
