@@ -46,8 +46,8 @@ class ListedHeads:
     - "contrast" and "increase": what a head adds to the answer, read from an unedited pass;
     - "effect": what the answer loses if the head alone is zeroed at the last position;
     - "exchange", "keys" and "values": what it loses if the head alone takes these from a donor;
-    - "right_attention", "wrong_attention": attention from the last position to labels that are the
-      answer, and to others, 0 to 1.
+    - "true_label_attention", "false_label_attention": attention from the last position to labels
+      that are the answer, and to others, 0 to 1.
 
     Prompts without other labels have no contrast and no exchange, and texts without demonstrations
     have no attention to labels.
@@ -139,7 +139,7 @@ class ListedHeads:
         is_right = torch.arange(by_label.shape[-1], device=by_label.device) == answer[:, None]
         right = (of_heads * is_right[:, None]).sum(-1)
         wrong = (of_heads * ~is_right[:, None]).sum(-1)
-        return {"right_attention": right, "wrong_attention": wrong}
+        return {"true_label_attention": right, "false_label_attention": wrong}
 
     def _effects(self, rows: list[int]) -> Float[Tensor, "row head"]:
         """Return what the answer loses when each head alone is zeroed at the last position.

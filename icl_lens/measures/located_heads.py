@@ -63,12 +63,12 @@ COLUMNS = {
     "values": ScoreColumn(
         "values", "log-odds lost if it alone takes its values from the prompt with exchanged labels"
     ),
-    "right_attention": ScoreColumn(
-        "attention to right labels",
+    "true_label_attention": ScoreColumn(
+        "attention to true labels",
         "from the last position to labels that are the answer",
         "share",
     ),
-    "wrong_attention": ScoreColumn("to wrong labels", "to the other labels", "share"),
+    "false_label_attention": ScoreColumn("to false labels", "to the other labels", "share"),
 }
 """In the order of the table."""
 
@@ -83,7 +83,7 @@ class LocatedHeads(Result):
         >>> len(located.heads), list(located.scores)[:3]
         (4, ['exchange', 'keys', 'values'])
         >>> located.other_scores[:3], located.other_scores[-2:]
-        (['contrast', 'increase', 'effect'], ['right_attention', 'wrong_attention'])
+        (['contrast', 'increase', 'effect'], ['true_label_attention', 'false_label_attention'])
         >>> located.to_frame().columns.tolist()[:5]
         ['name', 'score', 'low', 'high', 'selected']
     """

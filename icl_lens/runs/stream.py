@@ -164,6 +164,7 @@ class ChunkStream:
             return {"prompt": rows} | arrow_arrays
 
         chunks = [chunk for _, chunk in self.chunks(kind, range(len(self.plan)), columns)]
+        self.distributed.run_on_main(lambda: self._check_same_columns(kind, chunks))
 
         def joined() -> dict[str, np.ndarray]:
             arrays: dict[str, np.ndarray] = {}
@@ -174,6 +175,17 @@ class ChunkStream:
             return {name: values[order] for name, values in arrays.items()}
 
         return self.distributed.run_on_main(joined)
+
+    def _check_same_columns(self, kind: str, chunks: Sequence[pa.Table]) -> None:
+        """Raise InputError if some chunks were stored by a version that measured other columns."""
+        for number, chunk in enumerate(chunks):
+            different = set(chunk.column_names).symmetric_difference(chunks[0].column_names)
+            if different:
+                raise InputError(
+                    f"chunks of a run must have the same columns, but {chunk_name(kind, 0)} and "
+                    f"{chunk_name(kind, number)} differ in {', '.join(sorted(different))}; the "
+                    "folder was begun by another version of icl_lens: use an empty folder"
+                )
 
     @contextmanager
     def _claimed(self, kind: str, numbers: Sequence[int]) -> Iterator[list[int]]:

@@ -76,8 +76,8 @@ def test_the_other_scores_of_listed_heads_are_those_of_their_functions(gpt2, wor
         "contrast": il.head_log_prob_increase(acts, against=others).mean(0),
         "increase": il.head_log_prob_increase(acts).mean(0),
         "effect": (effects.log_prob if by == "increase" else effects.log_odds).mean(0),
-        "right_attention": right.mean(0),
-        "wrong_attention": (by_label.sum(-1) - right).mean(0),
+        "true_label_attention": right.mean(0),
+        "false_label_attention": (by_label.sum(-1) - right).mean(0),
     }
     for name in ("exchange", "keys", "values"):
         expected[name] = scan.scores[name].mean

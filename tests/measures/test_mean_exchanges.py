@@ -57,7 +57,7 @@ def test_means_and_intervals_are_those_of_single_exchanges(gpt2, many, expected)
     assert [head for head in measured.top(12) if head.layer] == [head for head in best if head.layer]
     frame = measured.to_frame()
     names = ["name", "score", "low", "high", "selected"]
-    for name in ("contrast", "increase", "effect", "keys", "values", "right_attention", "wrong_attention"):
+    for name in ("contrast", "increase", "effect", "keys", "values", "true_label_attention", "false_label_attention"):
         names += [name, f"{name}_low", f"{name}_high"]
     assert frame.columns.tolist() == [*names, "rank", "layer", "head"]
     assert frame["name"].tolist() == list(map(str, measured.top(12)))

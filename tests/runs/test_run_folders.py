@@ -10,9 +10,11 @@ import warnings
 import faults
 import pandas as pd
 import pytest
+import torch
 
 import icl_lens as il
 from icl_lens import files
+from icl_lens.measures.listed_heads import ListedHeads
 from icl_lens.runs import folder as run_folder
 from icl_lens.runs.folder import CorruptChunk, RunFolder
 
@@ -113,3 +115,14 @@ def test_texts_are_no_formulas_in_a_spreadsheet(tmp_path):
     assert cells["text"].tolist() == ["'=1+1", "'+x", "'-y", "'@z", "'\tq", "L1H2"]
     assert cells["value"].tolist() == table["value"].tolist()
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table)
+
+
+def test_chunks_of_a_version_with_other_columns_are_refused(gpt2, prompts, out, monkeypatch):
+    """A column that only some chunks have would be dropped, or be an error of the file format."""
+    (out / "other-scores-of-3-00001.parquet").unlink()
+    measure = ListedHeads.measure
+    monkeypatch.setattr(
+        ListedHeads, "measure", lambda self, rows: measure(self, rows) | {"new": torch.zeros(len(rows), 3)}
+    )
+    with pytest.raises(il.InputError, match="differ in new; the folder was begun by another version"):
+        locate(gpt2, prompts, out)

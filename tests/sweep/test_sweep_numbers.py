@@ -58,6 +58,7 @@ def checks(*names: str) -> Callable[[Callable[["Both"], None]], Callable[["Both"
     """Register a check of one or several functions."""
 
     def register(check: Callable[["Both"], None]) -> Callable[["Both"], None]:
+        assert check.__name__ not in CHECKS, f"two checks are called {check.__name__}"
         CHECKS[check.__name__] = set(names), check
         return check
 
