@@ -511,7 +511,8 @@ def test_tables_are_whole_at_any_width(towers, width):
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= width
     for row in towers.to_frame().to_dict("records"):
-        (line,) = [line for line in lines if line.startswith(f" {row['exchanged']}  ")]
+        # Two lines where an older rich takes wider borders, which leave no room for the last column.
+        line = "".join(line for line in lines if line.startswith(f" {row['exchanged']}  "))
         assert f"{row['log_odds_lost']:+z.2f}".replace("-", "−") in line
         assert f"{100 * row['as_predicted']:.1f}%" in line
 
