@@ -59,6 +59,9 @@ class Activations:
     Rows that end at different positions of one prompt come from one pass and share its values: row
     i has `pass_v[pass_index[i]]`. `v` and `values` return them for every row.
 
+    Weights are those that the model has when a function reads them: capture again after changing
+    them.
+
     Example:
         >>> acts.resid_pre.shape, acts.pattern.shape
         (torch.Size([1, 8, 96]), torch.Size([1, 8, 6, 19]))

@@ -7,7 +7,7 @@ other modules read weights through it. Weights are read from the model at each a
 import hashlib
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -34,6 +34,24 @@ from icl_lens.models.offload import execution_device, weights_loaded_if_offloade
 from icl_lens.models.readout import Readout, norm_scale
 from icl_lens.models.supported import check_supported
 from icl_lens.models.weight_modules import adapter_parameters, check_weight
+
+
+@dataclass(frozen=True)
+class _InferredNorm:
+    """A norm as it was inferred from a module, with copies of the weights that the module had."""
+
+    norm: NormView
+    weights: list[Tensor]
+
+    def is_of(self, weights: Sequence[Tensor]) -> bool:
+        """Return whether a module still has these weights; offloaded ones do not change."""
+        if len(weights) != len(self.weights):
+            return False
+        for before, now in zip(self.weights, weights, strict=True):
+            is_offloaded = before.is_meta or now.is_meta
+            if not is_offloaded and not torch.equal(before, now):
+                return False
+        return True
 
 
 @dataclass(frozen=True)
@@ -465,14 +483,21 @@ class ModelView:
         """Return the norm before attention; the identity if attention reads the residual stream
         directly.
 
-        It is inferred once for a view, because that takes several calls of the module.
+        It is inferred once for a view, because that takes several calls of the module, and again
+        if the norm's weights have changed since.
         """
-        if layer not in self._attn_input_norms:
-            self._attn_input_norms[layer] = self._inferred_attn_input_norm(layer)
-        return self._attn_input_norms[layer]
+        weights = []
+        if not self._norms_only_after_sublayers(layer):
+            weights = [weight.detach() for weight in self.model.blocks[layer].ln1.parameters()]
+        inferred = self._attn_input_norms.get(layer)
+        if inferred is None or not inferred.is_of(weights):
+            copies = [weight.clone() for weight in weights]
+            inferred = _InferredNorm(self._inferred_attn_input_norm(layer), copies)
+            self._attn_input_norms[layer] = inferred
+        return inferred.norm
 
     @cached_property
-    def _attn_input_norms(self) -> dict[int, NormView]:
+    def _attn_input_norms(self) -> dict[int, _InferredNorm]:
         return {}
 
     def _inferred_attn_input_norm(self, layer: int) -> NormView:

@@ -54,6 +54,21 @@ def test_probed_norms_are_the_norms(load_tiny, name):
         assert_close(norm(size * x), model.ln_final(size * x))
 
 
+def test_a_norm_is_read_again_when_its_weights_have_changed(gpt2):
+    """Also by `data`, which leaves no trace in the version of a tensor."""
+    view, module = ModelView.of(gpt2), gpt2.blocks[1].ln1
+    x = torch.randn(1, 5, gpt2.cfg.d_model, generator=torch.Generator().manual_seed(0))
+    before = view.attn_input_norm(1)
+    assert view.attn_input_norm(1) is before
+    weight = next(module.parameters())
+    weight.data.mul_(2)
+    try:
+        assert_close(view.attn_input_norm(1)(x), module(x))
+    finally:
+        weight.data.div_(2)
+    assert_close(view.attn_input_norm(1)(x), before(x))
+
+
 def test_what_is_no_norm_is_refused():
     class Tanh(nn.Module):
         def forward(self, x):
