@@ -47,7 +47,8 @@ NAMES = [exchange.name for exchange in EXCHANGES]
 @pytest.fixture(scope="module")
 def tiny_run(load_tiny):
     model = load_tiny("llama_gqa")
-    return model, ModelView.of(model), tower_prompts(model, il.tokenize(model, PROMPTS, prepend_bos=False))
+    batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+    return model, ModelView.of(model), tower_prompts(model, batch)
 
 
 HEADS = [il.Head(0, 1), il.Head(1, 0), il.Head(1, 3), il.Head(2, 2)]
@@ -81,7 +82,8 @@ def test_donors_run_from_the_first_token_that_differs(family_run, name, monkeypa
     (mistral).
     """
     model = family_run(name).model
-    view, prompts = ModelView.of(model), tower_prompts(model, il.tokenize(model, PROMPTS, prepend_bos=False))
+    batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+    view, prompts = ModelView.of(model), tower_prompts(model, batch)
     sizes = []
     run = donor_passes._record_rows
 
@@ -92,7 +94,8 @@ def test_donors_run_from_the_first_token_that_differs(family_run, name, monkeypa
 
     monkeypatch.setattr(donor_passes, "_record_rows", count)
     prefixes = Prefixes.of(view, prompts.batch)
-    for donor_name in sorted(get_args(DonorName), key=lambda name_of_donor: name_of_donor != "texts"):
+    names = sorted(get_args(DonorName), key=lambda name_of_donor: name_of_donor != "texts")
+    for donor_name in names:
         donor = prompts.donor(donor_name)
         parts = ("k", "v", "q") if donor.has_queries else ("k", "v")
         plain = record(view, donor, [0, 2], parts)
@@ -119,7 +122,8 @@ def test_prompts_run_once_for_donors_and_rows(tiny_run, monkeypatch):
     monkeypatch.setattr(
         prefix_cache, "last_logits", lambda *args, **how: passes.append(len(args[1])) or run(*args, **how)
     )
-    scores, _, reason = exchange_scores(view, prompts, [(exchange, HEADS) for exchange in EXCHANGES])
+    sets = [(exchange, HEADS) for exchange in EXCHANGES]
+    scores, _, reason = exchange_scores(view, prompts, sets)
     assert (passes, reason) == ([len(prompts.batch)], "")
     monkeypatch.setattr(donor_passes, "new_cache", lambda view: None)
     again, _, _ = exchange_scores(view, prompts, [(exchange, HEADS) for exchange in EXCHANGES])
@@ -132,7 +136,8 @@ def test_a_cache_that_is_wrong_is_not_used(tiny_run):
     prefixes = Prefixes.of(view, prompts.batch)
     for layer in prefixes.caches[0].layers:
         layer.keys.add_(1.0)
-    plain, ours = (record(view, prompts.donor("own text"), [2], ("k",), how) for how in (None, prefixes))
+    donor = prompts.donor("own text")
+    plain, ours = (record(view, donor, [2], ("k",), how) for how in (None, prefixes))
     assert_close(ours.k[2], plain.k[2])
     assert not prefixes.is_usable
 
@@ -511,7 +516,7 @@ def test_tables_are_whole_at_any_width(towers, width):
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= width
     for row in towers.to_frame().to_dict("records"):
-        # Two lines where an older rich takes wider borders, which leave no room for the last column.
+        # Two lines with an older rich, whose wider borders leave no room for the last column.
         line = "".join(line for line in lines if line.startswith(f" {row['exchanged']}  "))
         assert f"{row['log_odds_lost']:+z.2f}".replace("-", "−") in line
         assert f"{100 * row['as_predicted']:.1f}%" in line
