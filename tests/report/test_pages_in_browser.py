@@ -70,9 +70,10 @@ def joined(texts):
     return [text.replace("\u2060", "").replace("\u00a0", " ") for text in texts]
 
 
-@pytest.mark.parametrize("width", [1280, 400])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("which", ["paper", "long"])
+@pytest.mark.parametrize(
+    ("which", "scheme", "width"),
+    [("paper", "light", 1280), ("paper", "dark", 400), ("long", "dark", 1280), ("long", "light", 400)],
+)
 def test_every_element_of_the_page_is_drawn(show, request, which, scheme, width):
     explanation = request.getfixturevalue(which)
     page = show(explanation.to_html(), width=width, scheme=scheme)
@@ -163,11 +164,17 @@ def test_a_page_as_large_as_gpt2_large_is_drawn_in_time(show):
     assert page.locator(".cells button").count() == 720
 
 
-@pytest.mark.parametrize("text", [*ex.HOSTILE, "שלום", "مرحبا", "👩‍👩‍👧🏽", "<0xE2>", "\ufffd", "ï¿½", "日本"])
-def test_any_token_is_shown_in_its_place_and_never_run(show, text):
-    """Right-to-left tokens too stay in the order of the positions."""
-    tokens = ["love", ":", text, "like", ":", "bar", text, text, "foo", "two", text, "foo", "one", ":"]
-    explanation = ex.made(tokens=tokens, words=[text, "two"])
+TEXTS = [*ex.HOSTILE, "שלום", "مرحبا", "👩‍👩‍👧🏽", "<0xE2>", "\ufffd", "ï¿½", "日本", "é", "—"]
+
+
+@pytest.mark.parametrize("texts", [TEXTS[:4], TEXTS[4:8], TEXTS[8:12], TEXTS[12:]], ids=" ".join)
+def test_any_token_is_shown_in_its_place_and_never_run(show, texts):
+    """Each text is at a label, beside another text and among words; right-to-left tokens too stay
+    in the order of the positions.
+    """
+    first, second, third, fourth = texts
+    tokens = ["love", ":", first, second, ":", third, fourth, first, fourth, "two", third, second, "one", ":"]
+    explanation = ex.made(tokens=tokens, words=texts)
     for page in (show(explanation.to_html(), width=360), show(str(html.attention_to_labels(explanation)))):
         strips = page.locator(".panel:visible .strip, .colored-tokens")
         assert strips.count() in (2, 4)
@@ -179,8 +186,9 @@ def test_any_token_is_shown_in_its_place_and_never_run(show, text):
                 assert right["x"] > left["x"] or right["y"] > left["y"]
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         if strips.count() == 4:
-            strips.first.locator("> span").nth(2).hover()  # circuitsvis' tooltip
-            assert text in joined([page.locator("strong").inner_text()])[0]
+            for place in (2, 3, 5, 6):
+                strips.first.locator("> span").nth(place).hover()  # circuitsvis' tooltip
+                assert tokens[place] in joined([page.locator("strong").inner_text()])[0]
         assert page.locator("img, iframe, .panel svg[onload], b:has-text('/b')").count() == 0
 
 
