@@ -163,6 +163,7 @@ def test_typing_errors_are_answered_with_what_was_meant(run, tiny):
     assert "did you mean 'sentiment-number'?" in run("locate", "-m", tiny, "-t", "sentimant-number")[2]
 
 
+@pytest.mark.slow
 def test_a_check_is_kept_for_the_other_commands(run, tiny, words, monkeypatch, tmp_path):
     task = ("-t", "sentiment-number", "--path", words, "-m", tiny)
     assert "icl-lens check says" in run("explain", *task, "-k", 1, "--ablate", 1)[1]
@@ -325,6 +326,7 @@ def test_templates_are_decoded(run, tiny, tmp_path):
     assert unescape("a\\\\nb\\tc") == "a\\nb\tc"
 
 
+@pytest.mark.slow
 def test_locate_shows_the_first_prompt_and_ranks_by_contrast(run, icl_mini, tmp_path):
     arguments = ("locate", "-t", "sentiment-number", "-n", 4, "-k", 2, "--no-check")
     for seed in (0, 3):

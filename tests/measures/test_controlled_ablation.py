@@ -199,6 +199,7 @@ def test_heads_that_only_change_a_preference_lower_accuracy_but_not_the_auroc():
     assert "(chance: 0.5): no ablation 1.00 (" in " ".join(ablation.notes())
 
 
+@pytest.mark.slow
 def test_balanced_prompts_do_not_locate_a_head_that_favors_a_label(icl_mini):
     """The head always writes foo − bar: it is in the top 3 if every answer is foo, in the lower
     half otherwise.

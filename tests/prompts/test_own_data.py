@@ -212,6 +212,7 @@ def test_prompts_of_large_files_read_few_pairs(monkeypatch):
     assert 2500 <= pairs.n_read < 3100
 
 
+@pytest.mark.slow
 def test_commands_say_first_which_rows_and_label_words_they_use(run, tiny, tmp_path):
     rows = [
         (f"{text} {word}", label) for word in ("cat", "dog", "red") for text, label in (("one", "yes"), ("two", "no"))
