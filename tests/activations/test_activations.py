@@ -63,7 +63,11 @@ def test_predicted_looks_at_the_prompts_own_labels(gpt2):
 @pytest.mark.parametrize(
     ("rows", "how", "message"),
     [
-        (slice(None), {"names_filter": lambda name: "attn" not in name}, "must contain 'blocks.0.attn.hook_q'"),
+        (
+            slice(None),
+            {"names_filter": lambda name: "attn" not in name},
+            "must contain 'blocks.0.attn.hook_q'",
+        ),
         (slice(2), {}, "must have 3 rows"),
         (slice(1), {"remove_batch_dim": True}, "keep the batch axis"),
         ([1, 0, 2], {}, "other embeddings"),
@@ -76,7 +80,10 @@ def test_caches_that_do_not_fit_are_refused(gpt2, gpt2_batch, rows, how, message
 
 
 def test_caches_of_shorter_or_longer_prompts_are_refused(gpt2, gpt2_batch):
-    for tokens in (torch.cat([gpt2_batch.tokens[:, :1], gpt2_batch.tokens], dim=1), gpt2_batch.tokens[:, :-1]):
+    for tokens in (
+        torch.cat([gpt2_batch.tokens[:, :1], gpt2_batch.tokens], dim=1),
+        gpt2_batch.tokens[:, :-1],
+    ):
         _, cache = gpt2.run_with_cache(tokens)
         with pytest.raises(il.InputError, match="must be of tokens of shape"):
             il.Activations.from_cache(gpt2, cache, gpt2_batch)
@@ -107,7 +114,11 @@ def test_increases_in_other_precisions_are_those_in_float32(load_tiny, name, dty
 
 
 @pytest.mark.parametrize(
-    "name", ["icl-mini", *(pytest.param(name, marks=pytest.mark.slow) for name in ("icl-mini-llama", "icl-mini-gptj"))]
+    "name",
+    [
+        "icl-mini",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("icl-mini-llama", "icl-mini-gptj")),
+    ],
 )
 def test_half_precision_finds_the_same_heads(name):
     """At least 18 of the 20 heads of largest mean increase are the same in bfloat16."""

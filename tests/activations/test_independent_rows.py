@@ -23,7 +23,8 @@ PROMPTS = [
     il.Prompt.parse("happy : bar sad : bar three : foo the nine :", answer="foo"),
     il.Prompt.parse("love : bar like : bar eight : foo two : foo one :", answer="foo"),
     il.Prompt.parse(
-        "dog : bar cat : bar two : foo hate : bar one : foo red : bar nine : foo blue : bar three :", answer="foo"
+        "dog : bar cat : bar two : foo hate : bar one : foo red : bar nine : foo blue : bar three :",
+        answer="foo",
     ),
 ]
 """10, 12, 14 and 26 tokens."""
@@ -63,7 +64,12 @@ ROTATIONS: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma3_text",
         {
             "rope_parameters": {
-                "full_attention": {"rope_type": "longrope", "rope_theta": 500.0, "factor": 4.0, **_LONG},
+                "full_attention": {
+                    "rope_type": "longrope",
+                    "rope_theta": 500.0,
+                    "factor": 4.0,
+                    **_LONG,
+                },
                 "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
             },
             "layer_types": _BY_LAYER,
@@ -165,7 +171,11 @@ def test_every_function_gives_a_prompt_the_numbers_it_has_alone(load, name, what
     for row in range(2):  # shorter than the length from which rotations change; the third prompt is longer
         alone = numbers_of_rows(load(name), slice(row, row + 1))
         assert_same(together, alone, row=row, msg=f"row {row}")
-        assert_same(numbers_of_rows(model, slice(row, row + 1)), alone, msg=f"row {row} after a longer prompt")
+        assert_same(
+            numbers_of_rows(model, slice(row, row + 1)),
+            alone,
+            msg=f"row {row} after a longer prompt",
+        )
 
 
 @pytest.mark.parametrize("name", ["longrope", "dynamic"])
@@ -176,9 +186,15 @@ def test_rows_that_end_early_have_the_numbers_of_their_text_alone(load, name):
     for positions in ([4, 11, 12, 25], "all"):
         rows = batch.at(positions)
         want = last_log_probs(model, rows)
-        for acts in (il.capture(model, batch, positions=positions), il.capture(model, rows, writers=True)):
+        for acts in (
+            il.capture(model, batch, positions=positions),
+            il.capture(model, rows, writers=True),
+        ):
             assert_close(acts.readout.log_probs(acts.resid_final), want)
-    with il.ablate_heads(model, [(0, 0)]), pytest.raises(il.InputError, match="positions must be 'last' while hooks"):
+    with (
+        il.ablate_heads(model, [(0, 0)]),
+        pytest.raises(il.InputError, match="positions must be 'last' while hooks"),
+    ):
         il.capture(model, batch, positions=[4, 25])
 
 
@@ -223,5 +239,8 @@ def test_padding_longer_than_a_sliding_window_is_finite_in_float64(family_folder
 
 @pytest.mark.parametrize("name", ["longrope", "dynamic"])
 def test_a_metric_at_a_distance_is_refused_where_rotations_depend_on_the_length(load, name):
-    with pytest.raises(il.InputError, match=r"distance must be None for .* depends on the length of the prompt, got 3"):
+    with pytest.raises(
+        il.InputError,
+        match=r"distance must be None for .* depends on the length of the prompt, got 3",
+    ):
         il.query_key_metric(load(name), (1, 2), distance=3)

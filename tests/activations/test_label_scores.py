@@ -48,7 +48,10 @@ def test_columns_of_other_words_are_not_subtracted(gpt2):
         lambda: first[:1] - second[1:],
         lambda: torch.cat([first, second]),
     ):
-        with pytest.raises(InputError, match=r"same labels in the same order, got .*'yes', 'no'.* and .*'no', 'yes'"):
+        with pytest.raises(
+            InputError,
+            match=r"same labels in the same order, got .*'yes', 'no'.* and .*'no', 'yes'",
+        ):
             subtract()
     same = second[:, [second.labels.index(label) for label in first.labels]]
     assert_close(first - same, torch.zeros(2, 2))
@@ -79,9 +82,15 @@ def test_every_function_that_scores_labels_names_them(gpt2):
     [
         ("pass prepend_bos=True or False (--bos or --no-bos)", "pass --bos or --no-bos"),
         ("omit prepend_bos (--bos)", "omit --bos"),
-        ("write labels={'0': 'a', '1': 'b'} (--labels '0=a,1=b') or", "write --labels '0=a,1=b' or"),
+        (
+            "write labels={'0': 'a', '1': 'b'} (--labels '0=a,1=b') or",
+            "write --labels '0=a,1=b' or",
+        ),
         ("or pass a local copy with path=", "or pass a local copy with --path"),
-        ("there is no file 'path=x'; labels must be 2 words", "there is no file 'path=x'; labels must be 2 words"),
+        (
+            "there is no file 'path=x'; labels must be 2 words",
+            "there is no file 'path=x'; labels must be 2 words",
+        ),
     ],
 )
 def test_commands_speak_the_words_of_the_shell(python, shell):
@@ -94,6 +103,11 @@ def test_copies_and_files_of_scores_keep_their_labels(gpt2, tmp_path):
     shared = copy.deepcopy([scores, scores])
     assert shared[0] is shared[1]
     assert shared[0].data_ptr() != scores.data_ptr()
-    for same in (shared[0], copy.copy(scores), pickle.loads(pickle.dumps(scores)), torch.load(tmp_path / "scores.pt")):
+    for same in (
+        shared[0],
+        copy.copy(scores),
+        pickle.loads(pickle.dumps(scores)),
+        torch.load(tmp_path / "scores.pt"),
+    ):
         assert same.labels == ("no", "yes")
         assert torch.equal(same, scores)

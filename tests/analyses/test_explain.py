@@ -38,10 +38,17 @@ def test_numbers_are_those_of_the_functions(gpt2, acts, explanation, plain_text)
     if plain_text:
         batch = il.tokenize(gpt2, il.Text("love like eight two one", answer=" foo", against=" bar"))
         explanation = il.explain(
-            gpt2, il.Text(batch.texts[0], answer=" foo", against=" bar"), k=5, n_ablated=3, n_random=6
+            gpt2,
+            il.Text(batch.texts[0], answer=" foo", against=" bar"),
+            k=5,
+            n_ablated=3,
+            n_random=6,
         )
         acts = il.capture(gpt2, batch)
-        assert_close(explanation.all_heads.attention, acts.pattern[0, ..., list(explanation.all_heads.positions)])
+        assert_close(
+            explanation.all_heads.attention,
+            acts.pattern[0, ..., list(explanation.all_heads.positions)],
+        )
     batch, targets = acts.batch, acts.batch.answer_tokens
     against = batch.against if plain_text else batch.other_label_tokens
     heads = {"increase": il.head_log_prob_increase(acts, targets)[0]}
@@ -50,7 +57,8 @@ def test_numbers_are_those_of_the_functions(gpt2, acts, explanation, plain_text)
     parts["contrast"] = il.subhead_log_prob_increase(acts, targets, against=against)[0]
     assert explanation.is_plain_text == plain_text
     assert_close(
-        [explanation.layers.attn, explanation.layers.ffn], torch.cat([*il.layer_log_prob_increase(acts, targets)])
+        [explanation.layers.attn, explanation.layers.ffn],
+        torch.cat([*il.layer_log_prob_increase(acts, targets)]),
     )
     added = torch.cat([*il.layer_log_prob_increase(acts, targets, against=against)])
     assert_close([explanation.layers.attn_contrast, explanation.layers.ffn_contrast], added)
@@ -62,7 +70,10 @@ def test_numbers_are_those_of_the_functions(gpt2, acts, explanation, plain_text)
     head_and_position = [(4 * part.head.layer + part.head.head, part.position) for part in explanation.subheads.largest]
     assert head_and_position == [divmod(place, len(explanation.input.tokens)) for place in places.tolist()]
     for score, values in parts.items():
-        assert_close([getattr(part, score) for part in explanation.subheads.largest], values.flatten()[places])
+        assert_close(
+            [getattr(part, score) for part in explanation.subheads.largest],
+            values.flatten()[places],
+        )
     assert [name.strip("␣") for name in explanation.scores.compared_with] == ["bar"]
     log_probs = last_log_probs(gpt2, batch)[0]
     tokens = torch.stack([targets[0], against[0, 0]]) if plain_text else batch.label_tokens
@@ -94,7 +105,8 @@ def test_ablations_are_those_of_the_context_manager(gpt2, acts, explanation):
     heads_not_located = [head for head in acts.view.heads() if head not in located]
     sets = [rng.sample(heads_not_located, 3) for _ in range(6)]
     assert_close(
-        explanation.ablation.random, il.score(gpt2, batch, [[il.Ablate(heads, positions="last")] for heads in sets])[0]
+        explanation.ablation.random,
+        il.score(gpt2, batch, [[il.Ablate(heads, positions="last")] for heads in sets])[0],
     )
 
 
@@ -110,7 +122,11 @@ def test_without_an_answer_the_models_choice_is_explained(gpt2):
 
 def test_conventions_are_kept_in_the_result(gpt2, explanation):
     with_own_norm = il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), final_norm="own", bias=False, k=5)
-    assert (with_own_norm.settings.final_norm, with_own_norm.settings.bias, with_own_norm.subheads.certified) == (
+    assert (
+        with_own_norm.settings.final_norm,
+        with_own_norm.settings.bias,
+        with_own_norm.subheads.certified,
+    ) == (
         "own",
         False,
         False,
@@ -164,7 +180,14 @@ def test_words_of_noise_are_gray(acts, explanation):
     report = replace(explanation.heads[0], why=None)
     with_noise = replace(
         explanation,
-        heads=(replace(report, value_standouts=(1.9, 2.1, 9.0, -3.0), key_standouts=(5.0,) * 4, query_standout=1.0),),
+        heads=(
+            replace(
+                report,
+                value_standouts=(1.9, 2.1, 9.0, -3.0),
+                key_standouts=(5.0,) * 4,
+                query_standout=1.0,
+            ),
+        ),
     )
     assert with_noise.to_html().count('class="noise"') == 3
     console = Console(width=120, force_terminal=True, color_system="standard", file=io.StringIO())
@@ -176,7 +199,8 @@ def test_words_of_noise_are_gray(acts, explanation):
 
 
 @pytest.mark.parametrize(
-    ("difference", "verb", "heading"), [(1.5, "attends to", "Why "), (-1.5, "does not attend to", "Why not ")]
+    ("difference", "verb", "heading"),
+    [(1.5, "attends to", "Why "), (-1.5, "does not attend to", "Why not ")],
 )
 def test_a_head_that_attends_to_the_other_label_is_not_said_to_attend_to_the_answers(
     explanation, difference, verb, heading
@@ -199,7 +223,11 @@ def test_only_a_text_is_plain_text(gpt2):
     again = il.explain(gpt2, il.Text("love : bar one :", answer=" foo"), k=2)
     assert again.all_heads.increase == with_colon.all_heads.increase
     assert il.explain(gpt2, il.Text("love like"), k=2).target == free.target
-    assert (with_colon.is_plain_text, with_colon.target, with_colon.scores.compared_with) == (True, "foo", ())
+    assert (with_colon.is_plain_text, with_colon.target, with_colon.scores.compared_with) == (
+        True,
+        "foo",
+        (),
+    )
     assert with_colon.all_heads.contrast == ()
     assert with_colon.verdict == ""
     whole = il.explain(gpt2, il.tokenize(gpt2, families.PROMPT), k=2)
@@ -224,7 +252,10 @@ def test_heads_are_ranked_by_the_chosen_score(gpt2, acts, explanation, by):
         [report.head for report in ranked_explanation.heads] == ranked != [report.head for report in explanation.heads]
     )
     assert list(ranked_explanation.ablation.heads) == ranked[:3]
-    assert_close([report.scores[by] for report in ranked_explanation.heads], [scores[head] for head in ranked])
+    assert_close(
+        [report.scores[by] for report in ranked_explanation.heads],
+        [scores[head] for head in ranked],
+    )
     assert_close(ranked_explanation.to_frame("heads")[by], scores.flatten())
     parts = il.subhead_log_prob_increase(acts, against=None if by == "increase" else against)[0]
     assert ranked_explanation.part_score == ("increase" if by == "increase" else "contrast")
@@ -293,12 +324,21 @@ def test_plain_text_is_loaded_unchanged_and_sections_that_do_not_fit_are_refused
     path.write_text(json.dumps(plain))
     assert il.results.Explanation.load(path) == free
     for change, message in [
-        ({"version": 3}, "must be 5, got 3; load it with the icl-lens version that it lists under versions, or"),
+        (
+            {"version": 3},
+            "must be 5, got 3; load it with the icl-lens version that it lists under versions, or",
+        ),
         ({"heads": 3}, "is damaged"),
         ({"input": plain["input"] | {"tokens": [1]}}, "is damaged"),
-        ({"input": plain["input"] | {"tokens": [], "token_names": []}}, "is damaged .*for 0 tokens"),
+        (
+            {"input": plain["input"] | {"tokens": [], "token_names": []}},
+            "is damaged .*for 0 tokens",
+        ),
         ({"layers": plain["layers"] | {"ffn": []}}, "is damaged .*layers.ffn must have .* got 0"),
-        ({"layers": plain["layers"] | {"attn_contrast": []}}, "is damaged .*layers.ffn_contrast must have"),
+        (
+            {"layers": plain["layers"] | {"attn_contrast": []}},
+            "is damaged .*layers.ffn_contrast must have",
+        ),
         ({"scores": plain["scores"] | {"labels": []}}, "is damaged .*scores.log_probs must have"),
         ({"heads": [plain["heads"][0] | {"similarity": [[1.0, 2.0]]}]}, "is damaged"),
     ]:
@@ -346,7 +386,10 @@ def test_reasons_are_the_score_and_value_parts(icl_mini):
         for side in ("query", "key"):
             largest = frame[f"{side}_side"].abs().nlargest(len(getattr(why, side)))
             assert [name for name, _ in getattr(why, side)] == largest.index.tolist()
-            assert_close([value for _, value in getattr(why, side)], frame.loc[largest.index, f"{side}_side"].tolist())
+            assert_close(
+                [value for _, value in getattr(why, side)],
+                frame.loc[largest.index, f"{side}_side"].tolist(),
+            )
         for query_writer, key_writer, value in why.pairs:
             at = parts.writers.index(query_writer), parts.writers.index(key_writer)
             assert_close(value, expected.pairs[0][at], scale=float(expected.pairs.abs().max()))

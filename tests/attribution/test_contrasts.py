@@ -150,7 +150,11 @@ def test_searches_rank_by_contrast_with_the_other_labels(gpt2, gpt2_acts, gpt2_b
         lambda **asked: il.top_heads(gpt2_acts, k=5, **asked),
         lambda **asked: il.top_subheads(gpt2_acts, k=5, **asked),
     ):
-        default, contrast, increase = search(), search(by="contrast", against=other_labels), search(by="increase")
+        default, contrast, increase = (
+            search(),
+            search(by="contrast", against=other_labels),
+            search(by="increase"),
+        )
         assert (default.by, increase.by) == ("contrast", "increase")
         assert torch.equal(default.value, contrast.value)
         assert not torch.equal(default.value, increase.value)

@@ -24,7 +24,10 @@ def test_all_layers_share_one_product(gpt2_acts, gpt2_batch, monkeypatch):
     products = []
     whole = Readout._unembed
     monkeypatch.setattr(Readout, "_unembed", lambda self, y: products.append(y[..., 0].numel()) or whole(self, y))
-    for increases, rows in ((il.head_log_prob_increase, 3 * 3 * (1 + 4)), (il.layer_log_prob_increase, 3 * 3 * 3)):
+    for increases, rows in (
+        (il.head_log_prob_increase, 3 * 3 * (1 + 4)),
+        (il.layer_log_prob_increase, 3 * 3 * 3),
+    ):
         products.clear()
         increases(gpt2_acts, gpt2_batch.answer_tokens)
         assert products == [rows]

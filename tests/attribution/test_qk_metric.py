@@ -151,7 +151,10 @@ def test_copying_reads_tokens_as_the_first_layer_does(family, load_tiny, family_
         x = hf(torch.tensor(tokens)[:, None], output_hidden_states=True).hidden_states[0][:, 0]
         if family == "gpt2":
             x = x - hf.transformer.wpe.weight[0]
-    copying, expected = il.head_copying(model, (0, 1), tokens), il.head_copying(model, (0, 1), tokens, inputs=x)
+    copying, expected = (
+        il.head_copying(model, (0, 1), tokens),
+        il.head_copying(model, (0, 1), tokens, inputs=x),
+    )
     assert_close(copying.logits, expected.logits)
     if family == "bloom":
         unnormed = il.head_copying(model, (0, 1), tokens, inputs=hf.transformer.word_embeddings.weight[tokens].detach())

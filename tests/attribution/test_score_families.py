@@ -47,7 +47,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "ernie4_5_moe",
         {"moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 0, "use_bias": True},
     ),
-    "YaRN, angles of half a head's width, sinks": ("gpt_oss", {"head_dim": 12, "rope_parameters": YARN, **EXPERTS}),
+    "YaRN, angles of half a head's width, sinks": (
+        "gpt_oss",
+        {"head_dim": 12, "rope_parameters": YARN, **EXPERTS},
+    ),
     "YaRN": ("qwen3", {"head_dim": 12, "rope_parameters": YARN}),
     "clipped": ("olmo", {"clip_qkv": 0.7}),
     "normed jointly, then clipped": ("olmoe", {"clip_qkv": 0.7, **EXPERTS}),
@@ -131,12 +134,20 @@ def test_scores_that_differ_from_the_models_attention_are_refused(wrong, tiny_of
 @pytest.mark.skipif(tl_version() < (4, 0), reason="TransformerLens 3 cannot load these models")
 @pytest.mark.parametrize(
     "kind",
-    ["norms of every head, Cohere", pytest.param("norms of every head, StableLM", marks=pytest.mark.slow)],
+    [
+        "norms of every head, Cohere",
+        pytest.param("norms of every head, StableLM", marks=pytest.mark.slow),
+    ],
 )
 def test_a_section_that_a_family_does_not_support_is_left_out_and_named(kind, tiny_of, tmp_path):
     hf, model = tiny_of(kind)
     explanation = il.explain(
-        model, il.Prompt.parse(f"{TEXT} :", answer="no"), prepend_bos=False, k=3, n_ablated=2, n_random=3
+        model,
+        il.Prompt.parse(f"{TEXT} :", answer="no"),
+        prepend_bos=False,
+        k=3,
+        n_ablated=2,
+        n_random=3,
     )
     reason = f"the query and key norm of {type(hf).__name__} is not supported"
     sections = [section.section for section in explanation.left_out]
@@ -148,7 +159,11 @@ def test_a_section_that_a_family_does_not_support_is_left_out_and_named(kind, ti
     assert all(reason in section.reason for section in explanation.left_out)
     console = Console(file=io.StringIO(), width=1000)
     console.print(explanation)
-    for page_text in (console.file.getvalue(), html.unescape(explanation.to_html()), explanation._repr_html_()):
+    for page_text in (
+        console.file.getvalue(),
+        html.unescape(explanation.to_html()),
+        explanation._repr_html_(),
+    ):
         assert all(f"Left out: {section}. Reason: {reason}" in page_text for section in sections)
     assert "<b>Query</b>" not in explanation.to_html()
     assert set(explanation.to_frame("words")["kind"]) == {"value", "key"}
@@ -162,13 +177,21 @@ def test_a_section_that_a_family_does_not_support_is_left_out_and_named(kind, ti
     expected = log_probs[[families.WORDS.index(label) for label in explanation.labels]]
     assert_close(torch.tensor(explanation.scores.log_probs), expected)
     for report in explanation.heads:
-        assert_close(torch.tensor(report.attention), out.attentions[report.head.layer][0, report.head.head, -1])
+        assert_close(
+            torch.tensor(report.attention),
+            out.attentions[report.head.layer][0, report.head.head, -1],
+        )
 
 
 def test_a_complete_explanation_leaves_nothing_out(load_tiny):
     model = load_tiny("glm")
     explanation = il.explain(
-        model, il.Prompt.parse(f"{TEXT} :", answer="no"), prepend_bos=False, k=3, n_ablated=2, n_random=3
+        model,
+        il.Prompt.parse(f"{TEXT} :", answer="no"),
+        prepend_bos=False,
+        k=3,
+        n_ablated=2,
+        n_random=3,
     )
     assert explanation.left_out == ()
     assert all(report.similarity and report.why and report.query_words for report in explanation.heads)

@@ -157,7 +157,11 @@ def test_parts_without_kept_vectors_are_those_with_them(captured, monkeypatch, n
         rows = acts.writers.rows_at(batch.last[:, None])[:, 0]
         matrix = torch.eye(acts.view.d_model)
         all_at_once = fresh.writers.split(rows, LAYER, matrix)[:, score_parts.writers.index(writer)]
-        assert_close(acts.writers.written(rows, LAYER, writer), all_at_once, scale=float(all_at_once.abs().max()))
+        assert_close(
+            acts.writers.written(rows, LAYER, writer),
+            all_at_once,
+            scale=float(all_at_once.abs().max()),
+        )
     assert "_vectors" not in vars(fresh.writers)
 
 

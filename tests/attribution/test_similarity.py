@@ -91,7 +91,10 @@ def test_a_label_that_all_rows_prefer_does_not_count_as_matching(gpt2: Any) -> N
     explanation = il.explain(gpt2, il.Prompt.parse(PROMPT, answer="foo"), k=1)
     for scores, expected in (
         ([[0.0, 0.0, 3.0, 3.0]] * 5, "+0.00"),  # all prefer foo
-        ([[1.0, 1.0, 0.0, 0.0]] * 2 + [[0.0, 0.0, 1.0, 1.0]] * 3, "+1.00"),  # all prefer their own label
+        (
+            [[1.0, 1.0, 0.0, 0.0]] * 2 + [[0.0, 0.0, 1.0, 1.0]] * 3,
+            "+1.00",
+        ),  # all prefer their own label
     ):
         report = replace(explanation.heads[0], similarity=tuple(map(tuple, scores)))
         page = replace(explanation, heads=(report,)).to_html()

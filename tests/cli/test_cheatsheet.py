@@ -28,7 +28,12 @@ def test_the_lines_run(tmp_path, monkeypatch):
     names = {}
     for block in PYTHON:
         exec(compile(block, block, "exec"), names)
-    assert {path.name for path in tmp_path.iterdir()} == {"heads.pdf", "page.html", "page.json", "runs"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "heads.pdf",
+        "page.html",
+        "page.json",
+        "runs",
+    }
 
 
 def parse(line, monkeypatch):

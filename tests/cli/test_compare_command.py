@@ -23,7 +23,19 @@ OTHER = families.PROMPT.replace("one :", "hate :")
 
 def test_two_prompts_are_compared(run, tiny, tmp_path):
     file = tmp_path / "both.html"
-    code, out, _ = run("compare", families.PROMPT, OTHER, "-m", tiny, "-a", "foo", "--answer-b", "bar", "--html", file)
+    code, out, _ = run(
+        "compare",
+        families.PROMPT,
+        OTHER,
+        "-m",
+        tiny,
+        "-a",
+        "foo",
+        "--answer-b",
+        "bar",
+        "--html",
+        file,
+    )
     assert code == 0
     assert "Probability of each label" in out
     assert "contrast changed most, nats (A: foo, B: bar)" in out
@@ -74,7 +86,11 @@ def test_two_models_explain_the_same_answer(run, tiny, noised):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "by", [None, *(pytest.param(by, marks=pytest.mark.slow) for by in ("effect", "increase", "exchange"))]
+    "by",
+    [
+        None,
+        *(pytest.param(by, marks=pytest.mark.slow) for by in ("effect", "increase", "exchange")),
+    ],
 )
 def test_two_models_over_a_task_are_compare_models(run, tiny, noised, words, tmp_path, by):
     """Means are those of the functions, intervals those of paired differences; page and figure show
@@ -123,7 +139,13 @@ def test_two_models_over_a_task_are_compare_models(run, tiny, noised, words, tmp
 def test_prompts_that_share_a_query_count_once_and_one_query_has_no_interval():
     """Copies of every prompt do not narrow the intervals of a comparison."""
     rng, n = np.random.default_rng(0), 12
-    scores = {"accuracy": (n,), "log p": (n,), "log-odds": (n,), "increase": (n, 2, 2), "contrast": (n, 2, 2)}
+    scores = {
+        "accuracy": (n,),
+        "log p": (n,),
+        "log-odds": (n,),
+        "increase": (n, 2, 2),
+        "contrast": (n, 2, 2),
+    }
     a, b = ({name: rng.normal(size=shape) for name, shape in scores.items()} for _ in "ab")
     queries = tuple(f"query {i}" for i in range(n))
 
@@ -132,7 +154,10 @@ def test_prompts_that_share_a_query_count_once_and_one_query_has_no_interval():
         return ModelComparison(("A", "B"), "contrast", *sides, queries=tuple(np.repeat(queries, copies).tolist()))
 
     once, copied = compared(1, queries), compared(4, queries)
-    for frame, expected in ((copied.to_frame(), once.to_frame()), (copied.summary(), once.summary())):
+    for frame, expected in (
+        (copied.to_frame(), once.to_frame()),
+        (copied.summary(), once.summary()),
+    ):
         pd.testing.assert_frame_equal(frame, expected, rtol=1e-9)
         assert (frame["high"] - frame["low"] > 0.1).all()
     single = compared(1, ["one"] * n)

@@ -54,7 +54,10 @@ def annotations(public: Any) -> list[Any]:
     if inspect.isclass(public):
         return list(inspect.get_annotations(public).values())
     signature = inspect.signature(public)
-    return [*(parameter.annotation for parameter in signature.parameters.values()), signature.return_annotation]
+    return [
+        *(parameter.annotation for parameter in signature.parameters.values()),
+        signature.return_annotation,
+    ]
 
 
 def bare_tensor(annotation: Any) -> bool:

@@ -30,7 +30,11 @@ def test_outputs_are_written_in_place():
     assert examples.refreshed(SOURCE, {"size": 3}) == (SOURCE, [])
     text, faults = examples.refreshed(SOURCE, {"size": 5})
     assert faults == []
-    lines = ("\n3\n", "\n5\n"), ("        3\n        4\n", "        5\n        6\n"), ("(3, True)", "(5, True)")
+    lines = (
+        ("\n3\n", "\n5\n"),
+        ("        3\n        4\n", "        5\n        6\n"),
+        ("(3, True)", "(5, True)"),
+    )
     expected = SOURCE
     for old, new in lines:
         expected = expected.replace(old, new)

@@ -53,9 +53,21 @@ CLAIMS = {
     "Models answer": ("behavior", "at == 'random order'", "low > 0"),
     "Queries and keys compare": ("two-towers", "measure == 'keys'", "low > 0"),
     "Values carry": ("two-towers", "measure == 'values'", "low > 0"),
-    "12 heads carry": ("ablation", "measure == 'accuracy lost, heads zeroed' and ranking == 'contrast'", "low > 0"),
-    "One run finds": ("location", "measure == 'log-odds lost without heads by increase'", "low > 0"),
-    "Causal tracing": ("location", "measure == 'log-odds lost without heads by causal tracing'", "low > 0"),
+    "12 heads carry": (
+        "ablation",
+        "measure == 'accuracy lost, heads zeroed' and ranking == 'contrast'",
+        "low > 0",
+    ),
+    "One run finds": (
+        "location",
+        "measure == 'log-odds lost without heads by increase'",
+        "low > 0",
+    ),
+    "Causal tracing": (
+        "location",
+        "measure == 'log-odds lost without heads by causal tracing'",
+        "low > 0",
+    ),
     "Almost all increases": (
         "location",
         "measure == 'share of deep attention layers' and ranking == 'increase'",
@@ -66,18 +78,46 @@ CLAIMS = {
         "measure == 'share of the deeper half, heads' and ranking == 'contrast'",
         "low > 0",
     ),
-    "All tasks share": ("shared-heads", "measure.str.contains('classification') and ranking != 'increase'", "low > 0"),
-    "Values rank": ("values", "measure.str.startswith('mean reciprocal rank of') and ranking == 'contrast'", "low > 0"),
-    "Values raise": ("values", "measure == 'log-odds of the label' and ranking == 'contrast'", "low > 0"),
+    "All tasks share": (
+        "shared-heads",
+        "measure.str.contains('classification') and ranking != 'increase'",
+        "low > 0",
+    ),
+    "Values rank": (
+        "values",
+        "measure.str.startswith('mean reciprocal rank of') and ranking == 'contrast'",
+        "low > 0",
+    ),
+    "Values raise": (
+        "values",
+        "measure == 'log-odds of the label' and ranking == 'contrast'",
+        "low > 0",
+    ),
     "Words of keys": ("values", "measure == 'own text first in keys'", "low > 0"),
     "Words of queries": ("values", "measure == 'input first in the query'", "low > 0"),
     "Heads attend": ("label-attention", "versus == 'chance' and ranking == 'contrast'", "low > 0"),
-    "More attention": ("label-attention", "measure.str.startswith('rank corr') and ranking == 'contrast'", "low > 0"),
-    "Attention moves": ("label-attention", "measure.str.contains('moves') and ranking == 'contrast'", "low > 0"),
+    "More attention": (
+        "label-attention",
+        "measure.str.startswith('rank corr') and ranking == 'contrast'",
+        "low > 0",
+    ),
+    "Attention moves": (
+        "label-attention",
+        "measure.str.contains('moves') and ranking == 'contrast'",
+        "low > 0",
+    ),
     "Heads collect": ("text-to-label", "measure == 'movers → keys'", "low > 0"),
     "Their values": ("text-to-label", "measure == 'label words → values'", "low > 0"),
-    "The majority label": ("majority-bias", "measure.str.startswith('log-odds, favored')", "low > 0"),
-    "Dividing attention": ("majority-bias", "measure.str.startswith('share of') and ranking == 'contrast'", "low > 0"),
+    "The majority label": (
+        "majority-bias",
+        "measure.str.startswith('log-odds, favored')",
+        "low > 0",
+    ),
+    "Dividing attention": (
+        "majority-bias",
+        "measure.str.startswith('share of') and ranking == 'contrast'",
+        "low > 0",
+    ),
     "Attention to true labels falls without": (
         "majority-bias",
         "measure.str.contains('true labels') and ranking == 'contrast' and at.str.contains('paper')",
@@ -94,7 +134,11 @@ CLAIMS = {
         "measure.str.contains('true labels') and ranking == 'contrast'",
         "high < 0",
     ),
-    "A fifth": ("recency-bias", "measure.str.startswith('effect of the last') and ranking == 'contrast'", "low > 0"),
+    "A fifth": (
+        "recency-bias",
+        "measure.str.startswith('effect of the last') and ranking == 'contrast'",
+        "low > 0",
+    ),
 }
 """Beginning of a claim -> the question's table, the rows, and what holds where the claim does."""
 

@@ -28,7 +28,11 @@ HOOK = "blocks.0.hook_resid_pre"
 def explained(gpt2):
     """Explanations of the model as it is, with two heads zeroed, and under a hook."""
     explanations = []
-    for block in (nullcontext(), il.ablate_heads(gpt2, HEADS), gpt2.hooks(fwd_hooks=[(HOOK, lambda x, hook: 1.5 * x)])):
+    for block in (
+        nullcontext(),
+        il.ablate_heads(gpt2, HEADS),
+        gpt2.hooks(fwd_hooks=[(HOOK, lambda x, hook: 1.5 * x)]),
+    ):
         with block:
             explanations.append(il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), k=2, n_random=2))
     return explanations
@@ -44,7 +48,12 @@ def test_an_explanation_names_the_edits_everywhere(gpt2, explained, tmp_path):
     assert abs(ablated.scores.log_probs[0] - plain.scores.log_probs[0]) > 1e-4
     for explanation in (ablated, hooked):
         note = f"All numbers are those of the edited model: {explanation.edits[0]}."
-        for text in (terminal_text(explanation), explanation.to_html(), str(explanation.edits), repr(explanation)):
+        for text in (
+            terminal_text(explanation),
+            explanation.to_html(),
+            str(explanation.edits),
+            repr(explanation),
+        ):
             assert note in text or explanation.edits[0] in text
         assert note in terminal_text(explanation)
         assert note in explanation.to_html()
@@ -65,7 +74,10 @@ def test_results_over_prompts_name_the_edits(gpt2, words):
         ablation = il.ablate_with_controls(gpt2, batch, ["L0H0"], n_random=1)
         check = il.task_check(gpt2, prompts)
         comparison = il.compare_models(gpt2, gpt2, prompts)
-        single, located = il.head_effects(gpt2, batch, positions="last"), il.locate(gpt2, batch, k=2)
+        single, located = (
+            il.head_effects(gpt2, batch, positions="last"),
+            il.locate(gpt2, batch, k=2),
+        )
         asked = {"by": "contrast", "n": 20}
         assert configuration(gpt2, batch, [[0]], {"k": 2}, asked)["edits"] == [ZEROED]
         expected = il.score(gpt2, batch)
@@ -94,7 +106,11 @@ def test_every_block_has_words(gpt2):
         "patched (v)": il.patch_heads(gpt2, HEADS, batch, activation="v"),
         "with scaled attention to labels": il.edited(
             gpt2,
-            il.Reweight(HEADS, torch.full_like(batch.label_positions, 0.5, dtype=torch.float32), renormalize=True),
+            il.Reweight(
+                HEADS,
+                torch.full_like(batch.label_positions, 0.5, dtype=torch.float32),
+                renormalize=True,
+            ),
             batch=batch,
         ),
         "with a weakened position term": il.edited(gpt2, il.RemovePosition(HEADS)),
@@ -104,7 +120,10 @@ def test_every_block_has_words(gpt2):
     for what, block in blocks.items():
         with block:
             assert active_edits(view) == (f"L1H2, L2H0 {what}",)
-    with il.edited(gpt2, il.AddVector(torch.zeros(view.d_model), 1), batch=batch), il.ablate_heads(gpt2, [(0, 1)]):
+    with (
+        il.edited(gpt2, il.AddVector(torch.zeros(view.d_model), 1), batch=batch),
+        il.ablate_heads(gpt2, [(0, 1)]),
+    ):
         assert active_edits(view) == ("a vector added after layer 1", "L0H1 zeroed")
     with il.ablate_heads(gpt2, view.heads()):
         assert active_edits(view)[0].endswith(f" and {len(view.heads()) - 8} other heads zeroed")
@@ -123,7 +142,10 @@ def test_circuits_parts_and_towers_name_the_edits(gpt2, words, tmp_path):
         acts = il.capture(gpt2, batch, writers=True)
     acts.save(tmp_path / "acts.safetensors")
     assert il.Activations.load(tmp_path / "acts.safetensors", gpt2).edits == (ZEROED,)
-    of_head = il.attention_score_parts(acts, "L2H1"), il.value_parts(acts, "L2H1", batch.answer_tokens)
+    of_head = (
+        il.attention_score_parts(acts, "L2H1"),
+        il.value_parts(acts, "L2H1", batch.answer_tokens),
+    )
     for measured in (circuit, parts, towers, edges, acts[:2]):
         assert measured.edits == (ZEROED,)
     for measured in (circuit, parts, towers, edges, acts, *of_head):
@@ -155,7 +177,11 @@ def test_hooks_of_modules_are_named(gpt2):
         hooks.pop().remove()
         assert active_edits(view) == ("a forward hook on transformer.h.1",)
         with gpt2.hooks(fwd_hooks=[(HOOK, lambda x, hook: x)]), il.ablate_heads(gpt2, HEADS):
-            assert active_edits(view) == (ZEROED, f"hooks at {HOOK}", "a forward hook on transformer.h.1")
+            assert active_edits(view) == (
+                ZEROED,
+                f"hooks at {HOOK}",
+                "a forward hook on transformer.h.1",
+            )
         batch = il.tokenize(gpt2, [il.Prompt.parse(families.PROMPT, answer="foo")])
         assert il.capture(gpt2, batch).edits == ("a forward hook on transformer.h.1",)
     finally:
@@ -195,7 +221,11 @@ def test_a_hook_of_a_module_treats_each_prompt_as_in_a_block(load_tiny, position
     """
     model = load_tiny("gpt2")
     batch = ragged(model)
-    sets = [[], [il.Ablate(["L2H0"], positions=positions)], [il.Ablate(["L1H1", "L2H2"], positions=positions)]]
+    sets = [
+        [],
+        [il.Ablate(["L2H0"], positions=positions)],
+        [il.Ablate(["L1H1", "L2H2"], positions=positions)],
+    ]
     plain = il.score(model, batch, sets)
 
     def shift(module, args, output):

@@ -177,7 +177,11 @@ def test_a_layer_that_is_not_understood_counts_where_it_is_edited(run, monkeypat
 @pytest.mark.parametrize(
     ("what", "options", "n_passes"),
     [
-        ("k", {"align": "labels", "positions": "last"}, 3),  # the source, the batch, and rows of one token
+        (
+            "k",
+            {"align": "labels", "positions": "last"},
+            3,
+        ),  # the source, the batch, and rows of one token
         ("z", {}, 3),  # the source, the batch, and restarts at the first layer
         ("k", {}, 5),  # the source, and one for each set
     ],

@@ -26,7 +26,9 @@ BLOCKS = {
     "last patched": lambda model, batch: il.patch_heads(model, HEADS, batch, activation="z", positions="last"),
     "position removed": lambda model, batch: il.edited(model, il.RemovePosition(HEADS)),
     "labels hidden": lambda model, batch: il.edited(
-        model, il.Reweight(HEADS, torch.zeros(batch.label_positions.shape), renormalize=True), batch=batch
+        model,
+        il.Reweight(HEADS, torch.zeros(batch.label_positions.shape), renormalize=True),
+        batch=batch,
     ),
 }
 CACHED = {"all zeroed", "all set to their mean", "vector"}
@@ -97,7 +99,10 @@ def test_generation_from_padding_is_refused_where_the_prompts_are_known(load_tin
     model = load_tiny("gpt2")
     batch = il.tokenize(model, PROMPTS, prepend_bos=False)
     weights = torch.ones(batch.label_positions.shape)
-    vector, reweighted = il.AddVector(_vector(model), 0), il.Reweight(HEADS, weights, renormalize=False)
+    vector, reweighted = (
+        il.AddVector(_vector(model), 0),
+        il.Reweight(HEADS, weights, renormalize=False),
+    )
     for edit, cached in ((vector, True), (vector, False), (reweighted, False)):
         with (
             il.edited(model, edit, batch=batch),
@@ -119,7 +124,11 @@ def test_generate_is_a_loop_of_whole_passes_under_every_edit(load_tiny):
     model = load_tiny("llama_gqa")
     batch = il.tokenize(model, SAME, prepend_bos=False)
     last, at_all_positions = edits_of(model, batch)
-    sets = [[], *([edit] for edit in last.values()), *([edit] for edit in at_all_positions.values())]
+    sets = [
+        [],
+        *([edit] for edit in last.values()),
+        *([edit] for edit in at_all_positions.values()),
+    ]
     generated = il.generate(model, batch, sets, max_new_tokens=2)
     differ = 0
     for edits, ours in zip(sets, generated.tokens, strict=True):

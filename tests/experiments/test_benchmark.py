@@ -14,7 +14,17 @@ pytestmark = pytest.mark.slow
 
 def test_the_search_has_a_row_for_each_way_and_size(tmp_path, monkeypatch):
     out = tmp_path / "search.csv"
-    options = ["--shape", "small", "--sizes", "14x2,40x1", "--repeats", "1", "--slow", "--out", str(out)]
+    options = [
+        "--shape",
+        "small",
+        "--sizes",
+        "14x2,40x1",
+        "--repeats",
+        "1",
+        "--slow",
+        "--out",
+        str(out),
+    ]
     monkeypatch.setattr(sys, "argv", ["search", *options])
     search.main()
     table = pd.read_csv(out)

@@ -24,7 +24,13 @@ pytest.importorskip("anywidget", reason="anywidget is missing: there is no live 
 pytestmark = pytest.mark.slow
 
 TEXT = "love : bar like : bar eight : foo two : foo one :"
-HOSTILE = ["<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "{{ 1 }} ${1} `", "\u202eone", "אחת"]
+HOSTILE = [
+    "<img src=x onerror=alert(1)>",
+    "</script><script>alert(1)</script>",
+    "{{ 1 }} ${1} `",
+    "\u202eone",
+    "אחת",
+]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +83,8 @@ def test_edits_reorders_and_clicks_show_the_functions_numbers(model, opened_live
     page.get_by_label("Query").fill("nine")
     live.settle()
     prompt = il.Prompt.parse(
-        "like : bar happy : bar two : bar eight : foo nine :".replace("eight : foo ", ""), answer=None
+        "like : bar happy : bar two : bar eight : foo nine :".replace("eight : foo ", ""),
+        answer=None,
     )
     prompt = il.Prompt(prompt.demonstrations, prompt.query, None)
     assert live.view.state.demonstrations == (("like", "bar"), ("happy", "bar"), ("two", "bar"))
@@ -338,11 +345,19 @@ def test_reasons_of_a_head_that_hardly_attends_to_labels_say_so(opened_live):
     """
     live = opened_live()
     page, made = live.page, live.view._attention
-    why = {"difference": 1.0, "query": [["L1H0", 1.0]], "key": [["L2H0", 1.0]], "because": "L1H0 (+1.00)"}
+    why = {
+        "difference": 1.0,
+        "query": [["L1H0", 1.0]],
+        "key": [["L2H0", 1.0]],
+        "because": "L1H0 (+1.00)",
+    }
 
     def told(total, **changes):
         weights = [[total / 4] * 4]
-        page.evaluate("value => receive('_attention', value)", made | {"to_labels": weights, "why": why | changes})
+        page.evaluate(
+            "value => receive('_attention', value)",
+            made | {"to_labels": weights, "why": why | changes},
+        )
         return page.locator(".attention").inner_text()
 
     assert "of its attention" not in told(0.051)
@@ -398,7 +413,10 @@ def test_jupyter_edits_and_a_reopened_notebook_shows_the_last_state(browser, mod
     command, home, folder = jupyter(app), tmp_path / "home", tmp_path / "notebooks"
     home.mkdir()
     folder.mkdir()
-    look, kernel = folder / "look.ipynb", {"name": "python3", "display_name": "Python 3", "language": "python"}
+    look, kernel = (
+        folder / "look.ipynb",
+        {"name": "python3", "display_name": "Python 3", "language": "python"},
+    )
     cells = [nbformat.v4.new_code_cell(CELL)]
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), look)
     with served(command, folder, home, **jupyter_home(home)) as address:

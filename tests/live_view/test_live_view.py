@@ -76,7 +76,8 @@ def close(values, expected):
 
 
 @pytest.mark.parametrize(
-    "change", [case if case in ("removed", "keys") else pytest.param(case, marks=pytest.mark.slow) for case in CHANGES]
+    "change",
+    [case if case in ("removed", "keys") else pytest.param(case, marks=pytest.mark.slow) for case in CHANGES],
 )
 def test_numbers_are_those_of_the_public_functions(model, view, change):
     view.state = replace(view.state, change=change, by="exchange")
@@ -88,7 +89,10 @@ def test_numbers_are_those_of_the_public_functions(model, view, change):
     assert close(numbers["answer"]["outcome"], scores[1] - scores[0])
     acts = il.capture(model, batch)
     assert close(numbers["heads"]["increase"], il.head_log_prob_increase(acts)[0])
-    assert close(numbers["heads"]["contrast"], il.head_log_prob_increase(acts, against=batch.label_tokens[:1])[0])
+    assert close(
+        numbers["heads"]["contrast"],
+        il.head_log_prob_increase(acts, against=batch.label_tokens[:1])[0],
+    )
     assert close(numbers["effect"]["effect"], il.head_effects(model, batch).log_odds[0])
     assert close(numbers["demonstrations"]["effects"], il.demonstration_effects(model, batch).log_odds[0])
     assert close(numbers["attention"]["weights"], acts.pattern[0, 1, 1, : int(batch.last[0]) + 1])
@@ -111,7 +115,9 @@ def test_numbers_are_those_of_the_public_functions(model, view, change):
     }
     controls = il.ablate_with_controls(model, batch, HEADS, n_random=N_RANDOM).conditions["same layers"]
     for heads, after in zip(
-        [HEADS, *controls.sets], [numbers["change"]["after"], *numbers["change"]["draws"]], strict=True
+        [HEADS, *controls.sets],
+        [numbers["change"]["after"], *numbers["change"]["draws"]],
+        strict=True,
     ):
         with il.edited(model, edits[change](heads), batch=batch):
             set_scores = il.score(model, batch)[0]
@@ -155,11 +161,22 @@ def test_the_copied_code_gives_the_same_numbers(view, change, by, capsys):
     [
         il.Prompt.parse(TEXT),
         il.Prompt(
-            [il.Demonstration("hot", "cold"), il.Demonstration("up", "down")], "big", "small", ["cold", "down", "small"]
+            [il.Demonstration("hot", "cold"), il.Demonstration("up", "down")],
+            "big",
+            "small",
+            ["cold", "down", "small"],
         ),
-        il.Prompt([il.Demonstration("love", "very bad"), il.Demonstration("two", "very good")], "one", "very good"),
+        il.Prompt(
+            [il.Demonstration("love", "very bad"), il.Demonstration("two", "very good")],
+            "one",
+            "very good",
+        ),
         il.Prompt([il.Demonstration("love", "bar"), il.Demonstration("two", "bar")], "one"),
-        il.Prompt([il.Demonstration("'\"\\n{x}", "bar"), il.Demonstration("two", "foo")], "\u202e one", "bar"),
+        il.Prompt(
+            [il.Demonstration("'\"\\n{x}", "bar"), il.Demonstration("two", "foo")],
+            "\u202e one",
+            "bar",
+        ),
     ],
     ids=["no answer", "own answer", "alike labels", "one label", "quotes"],
 )
@@ -185,7 +202,10 @@ def test_any_prompt_has_code_that_gives_its_numbers_or_a_reason(bytes_model, pro
 
 def test_random_sets_that_leave_the_layers_say_so(model, view):
     view.state = replace(view.state, heads=("L2H0", "L1H0"))
-    assert re.fullmatch(r"20 random sets of the same layers( \(\d+ different\))?", settled(view)["change"]["controls"])
+    assert re.fullmatch(
+        r"20 random sets of the same layers( \(\d+ different\))?",
+        settled(view)["change"]["controls"],
+    )
     view.state = replace(view.state, heads=("L2H0", "L2H1", "L2H2"))
     assert "20 random sets of the same or the nearest layers" in settled(view)["change"]["controls"]
     assert "same or the nearest layers" in static_html("", view.state.to_dict(), view.numbers, "x")
@@ -196,7 +216,11 @@ def test_random_sets_that_leave_the_layers_say_so(model, view):
 
 
 def test_whole_labels_have_their_probabilities(bytes_model):
-    prompt = il.Prompt([il.Demonstration("love", "very bad"), il.Demonstration("two", "very good")], "one", "very good")
+    prompt = il.Prompt(
+        [il.Demonstration("love", "very bad"), il.Demonstration("two", "very good")],
+        "one",
+        "very good",
+    )
     view = il.live(bytes_model, prompt)
     answer = settled(view)["answer"]
     whole = il.whole_label_log_probs(bytes_model, il.tokenize(bytes_model, prompt))[0].exp()
@@ -240,7 +264,11 @@ def test_what_is_typed_wrong_is_said_and_shows_no_number(lasting, changes, messa
     assert view.wait(PATIENCE)
     assert message in view.error
     assert view.numbers == {}
-    view._look = {"state": LiveState.of(il.Prompt.parse(TEXT)).to_dict(), "text": "t2", "pick": "p2"}
+    view._look = {
+        "state": LiveState.of(il.Prompt.parse(TEXT)).to_dict(),
+        "text": "t2",
+        "pick": "p2",
+    }
     assert settled(view)["answer"]["n_tokens"] == 14
 
 
@@ -263,7 +291,15 @@ def test_messages_that_write_what_is_pythons_are_ignored(lasting, message):
     view = lasting
     before = settled(view), view.state, repr(view), view.code, view.error, view._about, view._esm
     view.set_state(message)
-    assert (settled(view), view.state, repr(view), view.code, view.error, view._about, view._esm) == before
+    assert (
+        settled(view),
+        view.state,
+        repr(view),
+        view.code,
+        view.error,
+        view._about,
+        view._esm,
+    ) == before
     assert view.pins == []
 
 
@@ -280,7 +316,15 @@ def test_a_state_that_makes_no_prompt_has_a_repr(lasting, no_type_checks):
     assert lasting.wait(PATIENCE)
     assert "no valid prompt" in repr(lasting)
     assert "text/plain" in lasting._repr_mimebundle_()[0]
-    lasting.set_state({"_look": {"state": LiveState.of(il.Prompt.parse(TEXT)).to_dict(), "text": "t3", "pick": "p3"}})
+    lasting.set_state(
+        {
+            "_look": {
+                "state": LiveState.of(il.Prompt.parse(TEXT)).to_dict(),
+                "text": "t3",
+                "pick": "p3",
+            }
+        }
+    )
     assert settled(lasting)["answer"]["n_tokens"] == 14
 
 
@@ -293,11 +337,25 @@ def test_twenty_edits_typed_fast_show_the_last_alone(model, view):
         stale.extend(panel for panel in view.numbers.values() if panel["text"] != text and text == view._look["text"])
 
     view.observe(
-        sent, names=["_answer", "_heads", "_change", "_attention", "_demonstrations", "_effect", "_code", "_status"]
+        sent,
+        names=[
+            "_answer",
+            "_heads",
+            "_change",
+            "_attention",
+            "_demonstrations",
+            "_effect",
+            "_code",
+            "_status",
+        ],
     )
     state = view.state.to_dict()
     for number in range(20):
-        view._look = {"state": state | {"query": "one" + " two" * number}, "text": f"t{number}", "pick": f"p{number}"}
+        view._look = {
+            "state": state | {"query": "one" + " two" * number},
+            "text": f"t{number}",
+            "pick": f"p{number}",
+        }
         time.sleep(0.02)
     numbers = settled(view)
     batch = il.tokenize(model, il.Prompt.parse(TEXT.replace("one :", "one" + " two" * 19 + " :"), answer="foo"))

@@ -67,10 +67,20 @@ def test_planted_edges_into_labels_come_first(tmp_path, seed):
     """
     truth, study = planted("two-tower", tmp_path, 12, seed)
     (mover,), decoy = truth.heads["mover"], truth.heads["decoy"][0]
-    heads = [mover, il.Head(mover.layer, (mover.head + 1) % 8), decoy]  # which reads the same labels, for nothing
+    heads = [
+        mover,
+        il.Head(mover.layer, (mover.head + 1) % 8),
+        decoy,
+    ]  # which reads the same labels, for nothing
     for reader_at, expected in (
-        ("label", {("q", "pos_embed", "label"), ("k", "pos_embed", "text"), ("v", "embed", "text")}),
-        ("last", {("v", "embed", "query")}),  # of all tokens near the last one, the query alone is a text
+        (
+            "label",
+            {("q", "pos_embed", "label"), ("k", "pos_embed", "text"), ("v", "embed", "text")},
+        ),
+        (
+            "last",
+            {("v", "embed", "query")},
+        ),  # of all tokens near the last one, the query alone is a text
     ):
         edges = {str(il.Edge(mover, *edge, reader_at)) for edge in expected}
         circuit = il.locate_circuit(study.model, *study.halves(), heads, reader_at=reader_at, n_edges=6, n_random=3)
@@ -86,7 +96,11 @@ def test_planted_chains_carry_what_their_edges_do(tmp_path):
     values, to keys.
     """
     truth, study = planted("two-tower", tmp_path, 12)
-    (mover,), decoy, (ranking, testing) = truth.heads["mover"], truth.heads["decoy"][0], study.halves()
+    (mover,), decoy, (ranking, testing) = (
+        truth.heads["mover"],
+        truth.heads["decoy"][0],
+        study.halves(),
+    )
     chain = il.Edge(mover, "v", "embed", "text", reader_at="label")
     finds = il.Edge(mover, "k", "pos_embed", "text", reader_at="label")
     unrelated_heads = [
@@ -103,7 +117,10 @@ def test_planted_chains_carry_what_their_edges_do(tmp_path):
     assert moved_and_looked == pytest.approx(whole, rel=0.05)
     assert looked > 0.5 * whole  # without positions, the mover copies other texts
     assert max(map(abs, of_unrelated)) < 0.02 * whole
-    assert edge_effects.writers[1:4:2] == (f"embed → {mover}.v (text) at label", f"2 edges → {mover} at label")
+    assert edge_effects.writers[1:4:2] == (
+        f"embed → {mover}.v (text) at label",
+        f"2 edges → {mover} at label",
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,12 +154,21 @@ def small(load_tiny, words):
     model = load_tiny("llama_gqa")
     ranking, testing = il.split_by_query(il.load_task(TASK, n=60, layout="random", path=words), 12)
     heads = [il.Head(2, 1), il.Head(1, 3)]
-    return model, ranking, testing, heads, il.locate_circuit(model, ranking, testing, heads, n_edges=5, n_random=3)
+    return (
+        model,
+        ranking,
+        testing,
+        heads,
+        il.locate_circuit(model, ranking, testing, heads, n_edges=5, n_random=3),
+    )
 
 
 def log_odds(model, batch, sets, reference):
     scores = il.score(model, batch, [[il.WithoutEdges(edges, reference=reference)] for edges in sets])
-    return torch.stack([il.metrics.label_log_odds(set_scores, batch.answer) for set_scores in scores.unbind(1)], dim=1)
+    return torch.stack(
+        [il.metrics.label_log_odds(set_scores, batch.answer) for set_scores in scores.unbind(1)],
+        dim=1,
+    )
 
 
 def test_tables_follow_from_sets_of_edges(small):
@@ -157,7 +183,10 @@ def test_tables_follow_from_sets_of_edges(small):
     weaker_edges = [edge for edge in all_edges if edge not in first]
     without = [[*weaker_edges, edge] for edge in first]
     set_log_odds = log_odds(
-        model, batch, [[], all_edges, weaker_edges, *([edge] for edge in first), *without], reference
+        model,
+        batch,
+        [[], all_edges, weaker_edges, *([edge] for edge in first), *without],
+        reference,
     ).double()
     m = set_log_odds.mean(0)
     assert_close(circuit.score("all")[0], m[0], scale=8.0)
@@ -230,7 +259,10 @@ def test_sentences_say_no_where_intervals_do(small):
     assert kept_sentence.endswith("keep 0%.")
     assert "first third → query (+2.00)" in removed
     no_better = curve.assign(difference_low=-0.1, difference_high=0.9)
-    for changed in ({"difference_low": -0.1}, {"low": -0.1}):  # no more than in random heads; not above zero itself
+    for changed in (
+        {"difference_low": -0.1},
+        {"low": -0.1},
+    ):  # no more than in random heads; not above zero itself
         *_, kept_sentence, removed = replace(
             circuit, scores=scores, curve=no_better, groups=groups.assign(**changed)
         ).sentences()

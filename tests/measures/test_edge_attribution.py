@@ -50,7 +50,11 @@ def slope_of_passes(model, batch, head, part, change, where, places, moved):
     for size in (-STEP, STEP):
         seen, move = {}, (resid, lambda x, hook, size=size: x - size * change)
         log_odds(model, batch, [moved, move, (inputs, recording(seen, "part"))])
-        log_odds(model, batch, [moved, writing(inputs, where, seen["part"]), (z_hook, recording(seen, "z"))])
+        log_odds(
+            model,
+            batch,
+            [moved, writing(inputs, where, seen["part"]), (z_hook, recording(seen, "z"))],
+        )
         log_odds_at_steps.append(log_odds(model, batch, [moved, writing(z_hook, mask, seen["z"])]))
     return (log_odds_at_steps[0] - log_odds_at_steps[1]) / (2 * STEP)
 
@@ -82,11 +86,18 @@ def test_estimates_are_slopes_of_hooked_passes_along_each_input(case, reader_at,
             slopes = [
                 slope_of_passes(
                     *(model, batch, head, part, change, where, places),
-                    ("blocks.0.hook_resid_pre", lambda x, hook, number=number: x - (1 - number / steps) * total),
+                    (
+                        "blocks.0.hook_resid_pre",
+                        lambda x, hook, number=number: x - (1 - number / steps) * total,
+                    ),
                 )
                 for number in range(1, steps + 1)
             ]
-            index = "qkv".index(part), EDGE_ROLES.index(role), acts.writers.names(head.layer).index(writer)
+            index = (
+                "qkv".index(part),
+                EDGE_ROLES.index(role),
+                acts.writers.names(head.layer).index(writer),
+            )
             torch.testing.assert_close(estimates[head][:, *index], sum(slopes) / steps, rtol=1e-5, atol=1e-8)
             compared += int((slopes[0].abs() > 1e-4).sum())
     assert compared > 10
@@ -162,14 +173,23 @@ def direct_path_drops(model, batch, reference, source, part, role):
         replaced = torch.where(at[..., None, None], reference_z[other_at].mean(0), z)
         clean, corrupted = (ActivationCache({name: z_values}, model) for z_values in (replaced, z))
         patched = get_act_patch_direct_path(
-            model, batch.tokens, clean, corrupted, metric, source.layer, source.head, component=part, verbose=False
+            model,
+            batch.tokens,
+            clean,
+            corrupted,
+            metric,
+            source.layer,
+            source.head,
+            component=part,
+            verbose=False,
         )
         clean_log_odds = metric(model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits"))
     return clean_log_odds - patched
 
 
 @pytest.mark.skipif(
-    not hasattr(transformer_lens.patching, "get_act_patch_direct_path"), reason="this TransformerLens has none"
+    not hasattr(transformer_lens.patching, "get_act_patch_direct_path"),
+    reason="this TransformerLens has none",
 )
 @pytest.mark.parametrize(("part", "role"), [("q", "last"), ("k", "label"), ("v", "text")])
 def test_direct_path_patching_of_transformer_lens_is_ours_at_all_tokens(case, part, role):
@@ -179,5 +199,9 @@ def test_direct_path_patching_of_transformer_lens_is_ours_at_all_tokens(case, pa
     theirs = direct_path_drops(model, batch, batch, il.Head(0, 1), part, role)
     where = {"reader_at": "last"} if part == "q" else {"reader_at": "all", "at": role}
     ours = il.head_to_head_effects(model, batch, READERS, part=part, writers=["L0H1"], reference=batch, **where)
-    assert_close(torch.stack([theirs[reader] for reader in READERS]), ours.log_odds.mean(0)[:, 0].float(), scale=8.0)
+    assert_close(
+        torch.stack([theirs[reader] for reader in READERS]),
+        ours.log_odds.mean(0)[:, 0].float(),
+        scale=8.0,
+    )
     assert ours.log_odds.abs().max() > 1e-4

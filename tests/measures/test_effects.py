@@ -113,7 +113,9 @@ def other_scores(**how):
     def change(patch, request, model):
         right = kv_cache.attention_scores.attention_scoring
         patch.setattr(
-            kv_cache.attention_scores, "attention_scoring", lambda view, layer: right(view, layer)._replace(**how)
+            kv_cache.attention_scores,
+            "attention_scoring",
+            lambda view, layer: right(view, layer)._replace(**how),
         )
 
     return change
@@ -152,7 +154,11 @@ def failing_rows(error):
         pytest.param(other_scores(window=5), "differs from the model's", id="window"),
         pytest.param(shifted_rows(1), "residual stream", id="shifted within"),
         pytest.param(shifted_rows(2), "deviate", id="shifted at the end"),
-        pytest.param(failing_rows(RuntimeError("sizes do not match")), "sizes do not match", id="RuntimeError"),
+        pytest.param(
+            failing_rows(RuntimeError("sizes do not match")),
+            "sizes do not match",
+            id="RuntimeError",
+        ),
         pytest.param(failing_rows(il.InputError("it has no hook")), "it has no hook", id="InputError"),
     ],
 )
@@ -255,7 +261,11 @@ def test_keys_are_shared_not_copied():
         last=torch.tensor([n_keys - 1]),
         scoring=AttentionScoring(0.1, None, None, "standard", False),
     )
-    rows = draw(1, n_rows, heads, width), draw(1, n_rows, groups, width), draw(1, n_rows, groups, width)
+    rows = (
+        draw(1, n_rows, heads, width),
+        draw(1, n_rows, groups, width),
+        draw(1, n_rows, groups, width),
+    )
     with Largest([keys.k, keys.v]) as made:
         keys.attend(*rows)
     score_bytes, copied = 4 * n_rows * heads * n_keys, 4 * n_rows * groups * n_keys * width

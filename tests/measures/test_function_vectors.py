@@ -75,10 +75,16 @@ def test_tests_of_heads_and_means_are_without_the_vector(load_tiny, monkeypatch,
     batch = tokenized(model, PROMPTS)
     vector = torch.randn(families.D_MODEL, generator=torch.Generator().manual_seed(0))
     options = {"mode": mode, "reference": batch[:1] if mode == "mean" else None}
-    with il.ablate_heads(model, HEADS, **options), il.edited(model, il.AddVector(vector, 1), batch=batch):
+    with (
+        il.ablate_heads(model, HEADS, **options),
+        il.edited(model, il.AddVector(vector, 1), batch=batch),
+    ):
         expected = last_log_probs(model, batch)
     monkeypatch.setattr(edit_checks, "_TESTED", WeakKeyDictionary())
-    with il.edited(model, il.AddVector(vector, 1), batch=batch), il.ablate_heads(model, HEADS, **options):
+    with (
+        il.edited(model, il.AddVector(vector, 1), batch=batch),
+        il.ablate_heads(model, HEADS, **options),
+    ):
         assert_close(last_log_probs(model, batch), expected)
 
 

@@ -44,7 +44,13 @@ def test_numbers_are_those_of_all_random_lists(second, gpt2):
 
 def test_lists_without_a_common_layer_share_nothing(gpt2):
     overlap = il.head_overlap(gpt2, ["L0H0", "L0H0"], ["L1H0"])
-    assert (overlap.common, overlap.n_first, overlap.expected, overlap.interval, overlap.p_value) == (
+    assert (
+        overlap.common,
+        overlap.n_first,
+        overlap.expected,
+        overlap.interval,
+        overlap.p_value,
+    ) == (
         (),
         1,
         0,

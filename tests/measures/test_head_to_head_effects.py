@@ -94,7 +94,9 @@ def grouped(load_tiny):
 def test_means_replace_writers_and_roles_align_prompts_of_any_length(grouped):
     model, batch, acts = grouped
     reference_batch = il.tokenize(
-        model, [il.Prompt.parse("love : bar two : foo sad happy :", answer="bar")], prepend_bos=False
+        model,
+        [il.Prompt.parse("love : bar two : foo sad happy :", answer="bar")],
+        prepend_bos=False,
     )
     reference = il.capture(model, reference_batch, writers="all")
     roles, of_reference = batch.role_indices, reference_batch.role_indices
@@ -106,9 +108,18 @@ def test_means_replace_writers_and_roles_align_prompts_of_any_length(grouped):
                 at_role(of_reference, "label" if "label" in name else name) > 0
             ].mean(0)
         change = (u - mean[roles.clamp(min=0)]) * (roles >= 0)[..., None]
-        for reader, part, at in ((READER, "k", "text"), (il.Head(2, 0), "v", "true label")):  # which it attends to
+        for reader, part, at in (
+            (READER, "k", "text"),
+            (il.Head(2, 0), "v", "true label"),
+        ):  # which it attends to
             effects = il.head_to_head_effects(
-                model, batch, [reader], part=part, writers=[writer], at=at, reference=reference_batch
+                model,
+                batch,
+                [reader],
+                part=part,
+                writers=[writer],
+                at=at,
+                reference=reference_batch,
             )
             expected = hooked_effect(model, batch, reader, part, change, roles == ROLES.index(at))
             assert_close(effects.log_prob[:, 0, 0], expected, msg=f"{writer}, {at}")
@@ -138,7 +149,10 @@ def test_sets_of_edges_at_several_tokens_are_one_pass_from_the_first_reader_on(g
     give the same.
     """
     model, batch, _ = grouped
-    first = [il.Edge("L1H2", "v", "embed", "text", "label"), il.Edge("L1H2", "q", "L0H1", reader_at="true label")]
+    first = [
+        il.Edge("L1H2", "v", "embed", "text", "label"),
+        il.Edge("L1H2", "q", "L0H1", reader_at="true label"),
+    ]
     more = [il.Edge("L1H2", "k", "F0", "label"), il.Edge("L2H1", "v", "L0H1", "text", "label")]
     passes: list[int] = []
     with watched(lambda layer, _: passes.append(layer), *model.blocks):
@@ -184,9 +198,18 @@ def test_single_edges_of_sets_are_head_to_head_effects_and_estimates_are_close(g
             writers=[edge.writer],
             at="all" if edge.part == "q" else edge.role,
         )
-        assert_close(effects.log_prob[:, 0, 0], log_prob[:, 0] - log_prob[:, number], scale=8.0, msg=str(edge))
+        assert_close(
+            effects.log_prob[:, 0, 0],
+            log_prob[:, 0] - log_prob[:, number],
+            scale=8.0,
+            msg=str(edge),
+        )
         exact.append(effects.log_odds[:, 0, 0])
-        at = "qkv".index(edge.part), EDGE_ROLES.index(edge.role), (*acts_names(2),).index(edge.writer)
+        at = (
+            "qkv".index(edge.part),
+            EDGE_ROLES.index(edge.role),
+            (*acts_names(2),).index(edge.writer),
+        )
         estimated.append(estimates[edge.reader][:, *at])
     exact, estimated = torch.stack(exact).flatten(), torch.stack(estimated).flatten()
     assert torch.corrcoef(torch.stack([exact, estimated]))[0, 1] > 0.9
@@ -225,7 +248,10 @@ def test_estimates_are_slopes_of_the_log_odds_along_the_change_of_z(grouped, edg
         log_probs(
             model,
             batch,
-            [(f"blocks.{layer}.hook_resid_pre", lambda x, hook, u=change: x - u), (inputs, recording(seen, "part"))],
+            [
+                (f"blocks.{layer}.hook_resid_pre", lambda x, hook, u=change: x - u),
+                (inputs, recording(seen, "part")),
+            ],
         )
         where = places if edge.part == "q" else roles >= 0
         log_probs(model, batch, [writing(inputs, where, seen["part"]), (z_hook, recording(seen, "new"))])
@@ -265,13 +291,23 @@ def test_prompts_without_a_token_of_the_role_have_no_effect(grouped):
     model, _, _ = grouped
     labels = ("bar", "foo")
     demonstrations = [il.Demonstration("love", "bar"), il.Demonstration("two", "foo")]
-    prompts = [il.Prompt(demonstrations, "one", "foo", labels), il.Prompt(demonstrations[:1], "one", "foo", labels)]
+    prompts = [
+        il.Prompt(demonstrations, "one", "foo", labels),
+        il.Prompt(demonstrations[:1], "one", "foo", labels),
+    ]
     options = {"part": "k", "writers": ["embed", "L0H2"], "at": "true label"}
     first, joint, second = (
         il.head_to_head_effects(
-            model, il.tokenize(model, run_prompts, labels=labels, prepend_bos=False), [READER], **(options | more)
+            model,
+            il.tokenize(model, run_prompts, labels=labels, prepend_bos=False),
+            [READER],
+            **(options | more),
         )
-        for run_prompts, more in ((prompts[:1], {}), (prompts, {}), (prompts[1:], {"at": "false label"}))
+        for run_prompts, more in (
+            (prompts[:1], {}),
+            (prompts, {}),
+            (prompts[1:], {"at": "false label"}),
+        )
     )
     assert_close(joint.log_prob[0], first.log_prob[0], scale=8.0)
     assert bool(joint.log_prob[1].isnan().all())
@@ -280,7 +316,10 @@ def test_prompts_without_a_token_of_the_role_have_no_effect(grouped):
     assert bool(second.log_prob.isfinite().all())
     with pytest.raises(il.InputError, match="at must be a role that a prompt has, got 'true label'"):
         il.head_to_head_effects(
-            model, il.tokenize(model, prompts[1:], labels=labels, prepend_bos=False), [READER], **options
+            model,
+            il.tokenize(model, prompts[1:], labels=labels, prepend_bos=False),
+            [READER],
+            **options,
         )
 
 
@@ -289,26 +328,51 @@ def test_edges_that_a_model_lacks_are_refused(grouped):
     for edge, message in (
         (il.Edge(il.Head(1, 0), "k", "L1H2", "text"), "writer must be"),
         (il.Edge(il.Head(1, 0), "q", "L0H2", "text"), "role must be 'last'"),
-        (il.Edge(il.Head(1, 0), "q", "L0H2", "text", "label"), "role must be 'label' like reader_at"),
-        (il.Edge("L2H1", "k", il.Edge("L1H2", "v", "embed", "text"), "label"), "role must be 'last' like reader_at of"),
-        (il.Edge("L1H1", "k", il.Edge("L1H2", "v", "embed", "text", "label"), "label"), "in a layer before L1H1"),
-        (il.Edge("L2H1", "k", il.Edge("L1H2", "v", "L1H0", "text", "label"), "label"), "in a layer before L1H2"),
+        (
+            il.Edge(il.Head(1, 0), "q", "L0H2", "text", "label"),
+            "role must be 'label' like reader_at",
+        ),
+        (
+            il.Edge("L2H1", "k", il.Edge("L1H2", "v", "embed", "text"), "label"),
+            "role must be 'last' like reader_at of",
+        ),
+        (
+            il.Edge("L1H1", "k", il.Edge("L1H2", "v", "embed", "text", "label"), "label"),
+            "in a layer before L1H1",
+        ),
+        (
+            il.Edge("L2H1", "k", il.Edge("L1H2", "v", "L1H0", "text", "label"), "label"),
+            "in a layer before L1H2",
+        ),
     ):
         with pytest.raises(il.InputError, match=message):
             il.score(model, batch, [[il.WithoutEdges([edge])]])
     for options, message in (
         ({"part": "q", "at": "text"}, "at must be 'all' or 'last' like reader_at"),
-        ({"part": "q", "at": "text", "reader_at": "label"}, "at must be 'all' or 'label' like reader_at"),
+        (
+            {"part": "q", "at": "text", "reader_at": "label"},
+            "at must be 'all' or 'label' like reader_at",
+        ),
         ({"part": "k", "reader_at": [99]}, "out of range"),
         (
-            {"part": "k", "at": "text", "writers": [il.Edge("L0H0", "v", "embed", "text", "label")]},
+            {
+                "part": "k",
+                "at": "text",
+                "writers": [il.Edge("L0H0", "v", "embed", "text", "label")],
+            },
             "at must be 'label'",
         ),
-        ({"part": "q", "writers": [il.Edge("L0H0", "v", "embed", "text", "label")]}, "reader_at must be 'label'"),
+        (
+            {"part": "q", "writers": [il.Edge("L0H0", "v", "embed", "text", "label")]},
+            "reader_at must be 'label'",
+        ),
     ):
         with pytest.raises(il.InputError, match=message):
             il.head_to_head_effects(model, batch, ["L1H0"], **options)
-    at_label, at_query = il.Edge("L0H0", "v", "embed", "text", "label"), il.Edge("L0H0", "v", "embed", "text", "query")
+    at_label, at_query = (
+        il.Edge("L0H0", "v", "embed", "text", "label"),
+        il.Edge("L0H0", "v", "embed", "text", "query"),
+    )
     for writer, message in (
         ((at_label, at_query), "into one head at the same tokens"),
         ((), "name such as 'L2H0', an edge"),
@@ -329,15 +393,24 @@ def test_nothing_is_removed_twice(grouped):
     whole.
     """
     model, batch, _ = grouped
-    moved, attended = il.Edge("L1H2", "v", "embed", "text", "label"), il.Edge("L1H2", "q", "L0H2", reader_at="label")
-    true = [replace(moved, reader_at="true label"), il.Edge("L1H2", "q", "L0H2", reader_at="true label")]
+    moved, attended = (
+        il.Edge("L1H2", "v", "embed", "text", "label"),
+        il.Edge("L1H2", "q", "L0H2", reader_at="label"),
+    )
+    true = [
+        replace(moved, reader_at="true label"),
+        il.Edge("L1H2", "q", "L0H2", reader_at="true label"),
+    ]
     whole, inner = il.Edge("L2H0", "v", "L1H2", "label"), replace(moved, writer="L0H1")
     first = replace(moved, writer=il.Edge("L0H1", "v", "embed", "text", "text"))
     pairs = [
         ([chain(moved), chain(moved, moved)], [chain(moved)]),
         ([chain(moved), chain(attended), chain(attended, moved)], [chain(moved, attended)]),
         ([chain(moved, attended), chain(*true)], [chain(moved, attended)]),
-        ([chain(moved), chain(true[1], role="true label")], [chain(moved, role="false label"), chain(*true)]),
+        (
+            [chain(moved), chain(true[1], role="true label")],
+            [chain(moved, role="false label"), chain(*true)],
+        ),
         ([whole, chain(moved)], [whole]),
         (
             [chain(moved, attended), replace(whole, role="true label")],
@@ -368,8 +441,14 @@ def test_prompts_without_tokens_of_a_set_of_edges_stay(grouped):
     tokens of its role.
     """
     model, _, _ = grouped
-    labels, demonstrations = ("bar", "foo"), [il.Demonstration("love", "bar"), il.Demonstration("two", "foo")]
-    prompts = [il.Prompt(demonstrations, "one", "foo", labels), il.Prompt(demonstrations[:1], "one", "foo", labels)]
+    labels, demonstrations = (
+        ("bar", "foo"),
+        [il.Demonstration("love", "bar"), il.Demonstration("two", "foo")],
+    )
+    prompts = [
+        il.Prompt(demonstrations, "one", "foo", labels),
+        il.Prompt(demonstrations[:1], "one", "foo", labels),
+    ]
     batch = il.tokenize(model, prompts, labels=labels, prepend_bos=False)
     moved = il.Edge("L1H2", "v", "embed", "text", "true label")
     edges = [moved, chain(moved)]

@@ -50,7 +50,11 @@ def every_increase(gpt2, many):
 
 @pytest.mark.parametrize(
     ("batch_size", "contrast"),
-    [(7, None), (40, "several"), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, None), (7, "one")])],
+    [
+        (7, None),
+        (40, "several"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, None), (7, "one")]),
+    ],
 )
 def test_means_are_those_of_every_prompt(gpt2, many, every_increase, batch_size, contrast):
     against = contrasts(many)[contrast] if contrast else None
@@ -99,7 +103,8 @@ def test_folded_is_unfolded(load_tiny, name, bias, monkeypatch):
     mean_scores = []
     for limit in (1, 10**9):
         monkeypatch.setattr(
-            "icl_lens.attribution.increases.min_prompts_to_fold", lambda d_head, d_model, limit=limit: limit
+            "icl_lens.attribution.increases.min_prompts_to_fold",
+            lambda d_head, d_model, limit=limit: limit,
         )
         mean_scores.append(every_head_increase(acts.view, readout, acts.resid_pre, acts.scaled_z, batch.answer_tokens))
     assert_close(mean_scores[0], mean_scores[1])
@@ -114,7 +119,10 @@ def test_groups_cut_anywhere_give_the_same_mean(gpt2, many, every_increase, monk
     for logit_bytes in (4, 10**9):
         monkeypatch.setattr(locating, "LOGIT_BYTES", logit_bytes)
         progress = {}
-        run = il.Run(memory=2**20, progress=lambda kind, done, total, progress=progress: progress.update({done: total}))
+        run = il.Run(
+            memory=2**20,
+            progress=lambda kind, done, total, progress=progress: progress.update({done: total}),
+        )
         located = il.locate(gpt2, many, by="increase", run=run)
         assert_close(located.score.mean.float(), every_increase.mean(0))
         sizes.append(len(progress))
@@ -196,7 +204,9 @@ def test_contrast_is_taken_up_again(gpt2, many, tmp_path, monkeypatch, which):
     (tmp_path / parts[3]).unlink()
     captured = []
     monkeypatch.setattr(
-        locating, "capture", lambda model, batch: captured.append(len(batch)) or il.capture(model, batch)
+        locating,
+        "capture",
+        lambda model, batch: captured.append(len(batch)) or il.capture(model, batch),
     )
     again = il.locate(gpt2, many, k=3, against=against, run=run)
     assert captured == [8]
@@ -212,7 +222,10 @@ def answered(many: il.PromptBatch) -> il.PromptBatch:
 @pytest.mark.parametrize(
     ("call", "difference"),
     [
-        (lambda model, many, run: il.locate(model, many, k=2, by="increase", run=run), "by='contrast', got"),
+        (
+            lambda model, many, run: il.locate(model, many, k=2, by="increase", run=run),
+            "by='contrast', got",
+        ),
         (lambda model, many, run: il.locate(model, many[1:], k=2, run=run), "prompts="),
         (
             lambda model, many, run: il.locate(model, many, k=2, against=many.answer_tokens + 1, run=run),
@@ -222,9 +235,18 @@ def answered(many: il.PromptBatch) -> il.PromptBatch:
             lambda model, many, run: il.locate(model, many, k=2, run=replace(run, about={"n": 1})),
             "n=None, got n=1",
         ),
-        (lambda model, many, run: il.locate(model, many, by="effect", run=run), "by='contrast', got by='effect'"),
-        (lambda model, many, run: il.mean_score_parts(model, answered(many), ["L2H1"], run=run), "6 more differ"),
-        (lambda model, many, run: il.ablate_with_controls(model, many, ["L2H1"], run=run), "got by='ablation'"),
+        (
+            lambda model, many, run: il.locate(model, many, by="effect", run=run),
+            "by='contrast', got by='effect'",
+        ),
+        (
+            lambda model, many, run: il.mean_score_parts(model, answered(many), ["L2H1"], run=run),
+            "6 more differ",
+        ),
+        (
+            lambda model, many, run: il.ablate_with_controls(model, many, ["L2H1"], run=run),
+            "got by='ablation'",
+        ),
     ],
 )
 def test_a_folder_of_another_run_is_refused(gpt2, many, tmp_path, call, difference):

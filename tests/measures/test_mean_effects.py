@@ -45,7 +45,10 @@ def studentized_by_draws(values, queries):
 
     mean, error = mean_and_error(range(n))
     without = [values[:, [row for row in range(total) if row not in rows]].mean(1) for rows in rows_of]
-    assert_close(error, (sum((distinct_query - mean) ** 2 for distinct_query in without) * (n - 1) / n).sqrt())
+    assert_close(
+        error,
+        (sum((distinct_query - mean) ** 2 for distinct_query in without) * (n - 1) / n).sqrt(),
+    )
     most = 2 * student_quantile(0.975, n - 1)  # an end is at most twice as far as that of Student's t interval
     draws = []
     for counts in np.random.default_rng(0).multinomial(n, [1 / n] * n, size=2000):
@@ -63,7 +66,11 @@ def test_means_and_intervals_are_those_of_effects_one_by_one(gpt2, many):
     located = il.locate(gpt2, many, by="effect", run=il.Run(batch_size=7))
     expected = torch.stack(one_by_one(gpt2, many)).double()
     queries = [prompt.query for prompt in many.prompts]
-    assert (located.n_prompts, located.n_queries, located.algorithms) == (N, len(set(queries)), {"prefix_cache": N})
+    assert (located.n_prompts, located.n_queries, located.algorithms) == (
+        N,
+        len(set(queries)),
+        {"prefix_cache": N},
+    )
     assert located.n_queries < N
     low, high = studentized_by_draws(expected, queries)
     for i, score in enumerate((located.scores["log_prob"], located.score)):

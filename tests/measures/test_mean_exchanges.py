@@ -46,7 +46,11 @@ def expected(gpt2, many):
 
 def test_means_and_intervals_are_those_of_single_exchanges(gpt2, many, expected):
     measured = il.locate(gpt2, many, by="exchange", run=il.Run(batch_size=5))
-    assert (measured.n_prompts, measured.n_queries, measured.fallback_reason) == (N, len(set(many.queries)), "")
+    assert (measured.n_prompts, measured.n_queries, measured.fallback_reason) == (
+        N,
+        len(set(many.queries)),
+        "",
+    )
     assert expected[:, 0, 1:].abs().mean(0).min() > 1e-3  # the first layer's queries are those of the same last token
     for part, name in enumerate(PARTS):
         assert_close(measured.scores[name].mean.float(), expected[:, part].mean(0), msg=name)
@@ -57,7 +61,15 @@ def test_means_and_intervals_are_those_of_single_exchanges(gpt2, many, expected)
     assert [head for head in measured.top(12) if head.layer] == [head for head in best if head.layer]
     frame = measured.to_frame()
     names = ["name", "score", "low", "high", "selected"]
-    for name in ("contrast", "increase", "effect", "keys", "values", "true_label_attention", "false_label_attention"):
+    for name in (
+        "contrast",
+        "increase",
+        "effect",
+        "keys",
+        "values",
+        "true_label_attention",
+        "false_label_attention",
+    ):
         names += [name, f"{name}_low", f"{name}_high"]
     assert frame.columns.tolist() == [*names, "rank", "layer", "head"]
     assert frame["name"].tolist() == list(map(str, measured.top(12)))
@@ -122,7 +134,11 @@ def test_explain_ranks_heads_by_the_exchange_of_their_query(gpt2, run, tiny, tmp
 @pytest.mark.parametrize(
     ("prompt", "options", "message"),
     [
-        (il.Text("love like", answer=" foo"), {}, "for text without demonstrations, got 'exchange'"),
+        (
+            il.Text("love like", answer=" foo"),
+            {},
+            "for text without demonstrations, got 'exchange'",
+        ),
         ("love : bar like : bar one :", {}, "must demonstrate its answer and another label"),
         (
             il.Prompt.parse("love : bar one : foo cat : dog two :", answer="foo"),
@@ -146,7 +162,12 @@ def test_result_json_counts_and_names_the_fallback(gpt2, many, by, monkeypatch, 
     measured = il.locate(gpt2, many, by=by, k=3, run=il.Run(tmp_path / "out", batch_size=BATCH))
     assert "not now" in measured.fallback_reason
     stored = json.loads((tmp_path / "out" / "result.json").read_text())
-    counts = {"n_prompts": N, "n_queries": len(set(many.queries)), "n_heads": 12, "expected_selected": 3 / 12}
+    counts = {
+        "n_prompts": N,
+        "n_queries": len(set(many.queries)),
+        "n_heads": 12,
+        "expected_selected": 3 / 12,
+    }
     assert {name: stored[name] for name in counts} == counts
     assert stored["fallback_reason"] == measured.fallback_reason
 

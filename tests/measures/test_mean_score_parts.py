@@ -38,7 +38,11 @@ def test_means_and_intervals_of_each_prompts_parts(load_tiny, words, name):
         why = parts.contrast(parts.of_label(many[row].answer))
         names = {"query": why.writers, "key": why.writers}
         names["pair"] = [f"{query_writer} × {key_writer}" for query_writer in why.writers for key_writer in why.writers]
-        for side, values in (("query", why.query_side), ("key", why.key_side), ("pair", why.pairs.flatten(1))):
+        for side, values in (
+            ("query", why.query_side),
+            ("key", why.key_side),
+            ("pair", why.pairs.flatten(1)),
+        ):
             rows[side].append(dict(zip(names[side], values[0].tolist(), strict=True)))
     table = mean_parts.to_frame()
     for side, of_side in rows.items():
@@ -48,7 +52,12 @@ def test_means_and_intervals_of_each_prompts_parts(load_tiny, words, name):
         for writer, line in rows_of_side.iterrows():
             interval = il.metrics.bootstrap_interval(expected[writer].to_numpy(), clusters=queries)
             scale = float(expected.abs().to_numpy().max()) * 4
-            assert_close(list(line[["value", "low", "high"]]), list(interval), scale=scale, msg=f"{side} {writer}")
+            assert_close(
+                list(line[["value", "low", "high"]]),
+                list(interval),
+                scale=scale,
+                msg=f"{side} {writer}",
+            )
         assert rows_of_side["value"].abs().is_monotonic_decreasing
 
 
@@ -85,7 +94,9 @@ def test_values_groups_and_totals(load_tiny, words):
         for side in ("query", "key"):
             of_side = table[(table["name"] == str(head)) & (table["side"] == side)]
             assert_close(
-                of_side["value"].sum(), mean_parts.total(head)[0], scale=float(of_side["value"].abs().max()) * 8
+                of_side["value"].sum(),
+                mean_parts.total(head)[0],
+                scale=float(of_side["value"].abs().max()) * 8,
             )
     assert mean_parts.values_are_exact
     assert "L2H0" in repr(mean_parts)
@@ -148,7 +159,18 @@ def test_models_that_compare_nothing_show_none(tmp_path, kind):
 
 @pytest.fixture(scope="module")
 def inputs(words, tiny):
-    task = ["explain", "--task", TASK, "--path", words, "-n", 150, "--why", "L2H0,L1H1", "--no-check"]
+    task = [
+        "explain",
+        "--task",
+        TASK,
+        "--path",
+        words,
+        "-n",
+        150,
+        "--why",
+        "L2H0,L1H1",
+        "--no-check",
+    ]
     return [*task, "--model", tiny, "--device", "cpu"]
 
 

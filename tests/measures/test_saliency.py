@@ -18,7 +18,10 @@ from icl_lens.measures.saliency import KINDS
 
 def test_heads_that_are_edited_are_refused(gpt2, gpt2_batch):
     """The output of an ablated head is not its attention times its values."""
-    with pytest.raises(InputError, match="remove any active edits"), il.ablate_heads(gpt2, [il.Head(1, 0)]):
+    with (
+        pytest.raises(InputError, match="remove any active edits"),
+        il.ablate_heads(gpt2, [il.Head(1, 0)]),
+    ):
         il.attention_saliency(gpt2, gpt2_batch)
 
 

@@ -80,11 +80,17 @@ def test_heads_located_by_exchange(gpt2, many):
     lost = single_exchanges(ModelView.of(gpt2), tower_prompts(gpt2, many))[0].double().flatten(2)
     located_heads = il.locate(gpt2, many, by="exchange", k=K, run=il.Run(batch_size=7))
     for i, name in enumerate(("exchange", "keys", "values")):
-        assert_shares(located_heads.scores[name].selected.flatten(), by_draws(lost[:, i].numpy(), many.queries, K))
+        assert_shares(
+            located_heads.scores[name].selected.flatten(),
+            by_draws(lost[:, i].numpy(), many.queries, K),
+        )
     scan = il.two_towers(gpt2, many.prompts[:4], k=K, scan_prompts=many.prompts, n_random=3)
     assert scan.scan["selected"].tolist() == located_heads.to_frame()["selected"].tolist()
     summary = json.loads(scan.to_json())["summary"]
-    assert (summary["expected_selected"], summary["scan"][0]["selected"]) == (K / 12, scan.scan["selected"][0])
+    assert (summary["expected_selected"], summary["scan"][0]["selected"]) == (
+        K / 12,
+        scan.scan["selected"][0],
+    )
     text = " ".join(Page(scan.to_html()).text.split())
     assert f"among the first {K} {AGAIN} (random head: 25.0%)" in text
     assert all(f"{share:.1%}" in text for share in scan.scan["selected"])

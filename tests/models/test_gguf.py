@@ -232,7 +232,10 @@ def test_a_space_before_the_text_of_a_byte_level_tokenizer(tmp_path):
 
 def test_a_file_without_a_tokenizer_needs_one_given(tmp_path):
     gguf_files.write(
-        "llama", tmp_path / "x.gguf", with_tokenizer=False, settings={"vocab_size": len(gguf_files.tokenizer("bytes"))}
+        "llama",
+        tmp_path / "x.gguf",
+        with_tokenizer=False,
+        settings={"vocab_size": len(gguf_files.tokenizer("bytes"))},
     )
     with pytest.raises(il.InputError, match=r"x.gguf' must contain a tokenizer, got none; pass .*tokenizer="):
         il.load_model(str(tmp_path / "x.gguf"), device="cpu")
@@ -248,7 +251,10 @@ def test_a_gguf_file_in_a_folder_is_loaded_by_its_name(tmp_path):
     original = gguf_files.write("gpt2", folder / "x.gguf")
     (folder / "config.json").write_text('{"model_type": "nothing"}')  # does not apply to the GGUF file next to it
     expected = logits(original, ids_of("gpt2"))
-    check_close(logits(il.load_model(str(folder), gguf_file="x.gguf", device="cpu"), ids_of("gpt2")), expected)
+    check_close(
+        logits(il.load_model(str(folder), gguf_file="x.gguf", device="cpu"), ids_of("gpt2")),
+        expected,
+    )
     check_close(logits(il.load_model(f"{folder}/x.gguf", device="cpu"), ids_of("gpt2")), expected)
     (folder / "config.json").unlink()
     with pytest.raises(il.InputError, match=r"it has no config.json .*; pass its GGUF file: '.*/models/x.gguf'"):

@@ -206,7 +206,11 @@ def test_a_file_replaced_during_its_conversion_is_not_kept_under_the_old_digest(
 
 def test_what_is_converted_is_on_the_disk_before_it_is_in_place(file, cache, monkeypatch):
     synced = []
-    monkeypatch.setattr(file_digests.os, "fsync", lambda handle: synced.append(os.readlink(f"/proc/self/fd/{handle}")))
+    monkeypatch.setattr(
+        file_digests.os,
+        "fsync",
+        lambda handle: synced.append(os.readlink(f"/proc/self/fd/{handle}")),
+    )
     load(file)
     (name,) = folders(cache)
     names = {path.name for path in (cache / name).iterdir()} | {"model", cache.name}

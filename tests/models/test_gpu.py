@@ -35,7 +35,12 @@ def in_turn() -> Iterator[Any]:
         yield pytest.param(PRETENDED[number % 2], name, id=f"{PRETENDED[number % 2][0]}-pretended-{name}")
     for real_family in ALL_REAL:
         for name in sorted(CALLS):
-            yield pytest.param(real_family.values[0], name, id=f"{real_family.values[0][0]}-real-{name}", marks=REAL)
+            yield pytest.param(
+                real_family.values[0],
+                name,
+                id=f"{real_family.values[0][0]}-real-{name}",
+                marks=REAL,
+            )
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +64,11 @@ def test_what_a_gpu_refuses_is_refused(pair: Any) -> None:
     assert here.device.type == "cpu"
     assert (there + 1).cpu().device.type == "cpu"
     assert torch.zeros(3, device=there.device).device.type == "cuda"
-    for mixed in (lambda: here + there, lambda: here[there.clamp(max=3)], lambda: torch.where(there > 0, here, here)):
+    for mixed in (
+        lambda: here + there,
+        lambda: here[there.clamp(max=3)],
+        lambda: torch.where(there > 0, here, here),
+    ):
         with pytest.raises((RuntimeError, IndexError)):
             mixed()
     with pytest.raises(TypeError, match="numpy"):

@@ -80,11 +80,21 @@ def test_raw_is_the_bridge(run, load_tiny, name):
                 ours, value = ours.masked_fill(padding, 0), value.masked_fill(padding, 0)
             assert_close(ours, value, msg=field)
     for layer in range(families.N_LAYERS):
-        for weight in ("W_O", "W_Q", "W_K", "W_V", *(() if name in families.MIXTURES else ("W_out",))):
+        for weight in (
+            "W_O",
+            "W_Q",
+            "W_K",
+            "W_V",
+            *(() if name in families.MIXTURES else ("W_out",)),
+        ):
             theirs = getattr(bridge.view, weight)(layer)
             assert_close(getattr(acts.view, weight)(layer), theirs, msg=weight)
     for head in HEADS:
-        for project in (il.Activations.label_values, il.Activations.label_keys, il.Activations.last_query):
+        for project in (
+            il.Activations.label_values,
+            il.Activations.label_keys,
+            il.Activations.last_query,
+        ):
             ours, theirs = project(acts, head), project(bridge, head)
             assert_close(ours, theirs, msg=project.__name__)
     assert ModelView.of(acts.view.model).architecture == bridge.view.architecture
@@ -186,7 +196,10 @@ def test_olmo2_without_grouped_queries(tmp_path, monkeypatch, processed):
 def test_families_without_conversion_raise_transformer_lens_own_error(tmp_path, name):
     errors = {
         "olmo2": (ValueError, "missing weight matrices"),
-        "opt_post_norm": (AttributeError, "has no attribute 'weight'"),  # of the final norm, which it lacks
+        "opt_post_norm": (
+            AttributeError,
+            "has no attribute 'weight'",
+        ),  # of the final norm, which it lacks
     }
     error, message = errors.get(name, (NotImplementedError, "ForCausalLM is not currently supported"))
     hf = families.save(name, tmp_path / "tiny")

@@ -101,7 +101,10 @@ def content(tmp_path_factory):
     }
     return {name: {"main": files} for name, files in (models | data).items()} | {
         "gpt2": {"main": main | {"README.md": b"# not needed"}, "v1": saved(root, "v1")},
-        "some/quantized": {"main": quantized(root / "one", 1.0), "v1": quantized(root / "two", 100.0)},
+        "some/quantized": {
+            "main": quantized(root / "one", 1.0),
+            "v1": quantized(root / "two", 100.0),
+        },
     }
 
 
@@ -184,7 +187,11 @@ REFUSED = {
     "no name": ("a/b/c", {}, "got 'a/b/c'"),
     "too many requests": ("gpt2", {"fault": (429, "")}, "429 Too Many Requests"),
     "not a Hub": ("gpt2", {"fault": (200, "")}, "HF_ENDPOINT"),
-    "hangs up": ("gpt2", {"fault": ("RemoteProtocolError", "")}, "(RemoteProtocolError: the cause); retry"),
+    "hangs up": (
+        "gpt2",
+        {"fault": ("RemoteProtocolError", "")},
+        "(RemoteProtocolError: the cause); retry",
+    ),
     "never answers": ("gpt2", {"fault": ("ReadTimeout", "")}, "(ReadTimeout: the cause); retry"),
     "cannot be reached": ("gpt2", {"fault": ("ConnectError", "")}, "check the network connection"),
     "no weights": ("some/no-weights", {}, "has no weights as safetensors or PyTorch files"),
@@ -287,7 +294,12 @@ def test_datasets_are_fetched_once_with_their_classes(hub, cache, name):
     rows, names = tables["train"].rows, tables["train"].class_names[label]
     assert len(rows) == (20_000 if name == "amazon" else ROWS)
     assert sorted({names[row[label]] if isinstance(row[label], int) else row[label] for row in rows}) == DATASETS[name]
-    assert_refused("got 'test', 'train'; choose another; or pass a local copy with path=", load_task, name, split="no")
+    assert_refused(
+        "got 'test', 'train'; choose another; or pass a local copy with path=",
+        load_task,
+        name,
+        split="no",
+    )
 
 
 @pytest.mark.parametrize(("fault", "words"), [("cut", "RemoteProtocolError"), ("ReadTimeout", "ReadTimeout")])
@@ -307,10 +319,19 @@ def not_located(cause):
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (not_located(OfflineModeIsEnabled("offline")), "is not in the cache, or only partly; unset HF_HUB_OFFLINE"),
+        (
+            not_located(OfflineModeIsEnabled("offline")),
+            "is not in the cache, or only partly; unset HF_HUB_OFFLINE",
+        ),
         (not_located(TimeoutError("timed out")), "(TimeoutError: timed out); retry later"),
-        (type("TransportError", (Exception,), {})("CERTIFICATE_VERIFY_FAILED"), "CERTIFICATE_VERIFY_FAILED"),
-        (OSError(28, "No space left on device"), "No space left on device); free space or set HF_HOME"),
+        (
+            type("TransportError", (Exception,), {})("CERTIFICATE_VERIFY_FAILED"),
+            "CERTIFICATE_VERIFY_FAILED",
+        ),
+        (
+            OSError(28, "No space left on device"),
+            "No space left on device); free space or set HF_HOME",
+        ),
         (PermissionError(13, "Permission denied", "/cache"), "HF_HOME to a writable folder"),
         (OSError("Consistency check failed"), "Consistency check failed); retry"),
         (RuntimeError("something new. (Request ID: 1)\nmore"), ": something new); retry"),

@@ -30,7 +30,10 @@ class Scaled(nn.Module):
     def __init__(self, base: nn.Module):
         super().__init__()
         self.base, self.weight, self.bias = base, base.weight, getattr(base, "bias", None)
-        self.in_features, self.out_features = getattr(base, "in_features", 0), getattr(base, "out_features", 0)
+        self.in_features, self.out_features = (
+            getattr(base, "in_features", 0),
+            getattr(base, "out_features", 0),
+        )
 
     def forward(self, x):
         return 0.5 * self.base(x)
@@ -83,29 +86,65 @@ def scale_scores(hf):
 
 
 WAYS = {
-    "llama: attention is not causal": ("llama", lambda hf: setattr(hf.config, "is_causal", False), "not causal"),
-    "qwen3: attention is not causal": ("qwen3", lambda hf: setattr(hf.config, "is_causal", False), "not causal"),
+    "llama: attention is not causal": (
+        "llama",
+        lambda hf: setattr(hf.config, "is_causal", False),
+        "not causal",
+    ),
+    "qwen3: attention is not causal": (
+        "qwen3",
+        lambda hf: setattr(hf.config, "is_causal", False),
+        "not causal",
+    ),
     "llama: a forward of attention": (
         "llama_gqa",
         lambda hf: halve_attention(hf.model.layers[2].self_attn),
         r"layers\.2\.self_attn",
     ),
-    "gpt2: a forward of attention": ("gpt2", lambda hf: halve_attention(hf.transformer.h[1].attn), r"h\.1\.attn"),
-    "neox: a forward of attention": ("neox", lambda hf: halve_attention(hf.gpt_neox.layers[1].attention), "layers.1"),
-    "phi3: a class of one's own": ("phi3", lambda hf: own_class(hf.model.layers[1].self_attn), "is a Own"),
-    "gpt2: a joint projection": ("gpt2", lambda hf: wrap(hf.transformer.h[1].attn, "c_attn"), "is a Scaled"),
+    "gpt2: a forward of attention": (
+        "gpt2",
+        lambda hf: halve_attention(hf.transformer.h[1].attn),
+        r"h\.1\.attn",
+    ),
+    "neox: a forward of attention": (
+        "neox",
+        lambda hf: halve_attention(hf.gpt_neox.layers[1].attention),
+        "layers.1",
+    ),
+    "phi3: a class of one's own": (
+        "phi3",
+        lambda hf: own_class(hf.model.layers[1].self_attn),
+        "is a Own",
+    ),
+    "gpt2: a joint projection": (
+        "gpt2",
+        lambda hf: wrap(hf.transformer.h[1].attn, "c_attn"),
+        "is a Scaled",
+    ),
     "neox: a joint projection": (
         "neox",
         lambda hf: wrap(hf.gpt_neox.layers[0].attention, "query_key_value"),
         "is a Scaled",
     ),
-    "mistral: a hook on attention": ("mistral", lambda hf: hook_half(hf.model.layers[1].self_attn), "forward hook"),
+    "mistral: a hook on attention": (
+        "mistral",
+        lambda hf: hook_half(hf.model.layers[1].self_attn),
+        "forward hook",
+    ),
     "qwen2: positions of one's own": ("qwen2", reverse_positions, "forward of the model"),
     "llama: a projection": ("llama", lambda hf: wrap(hf.model.layers[1].mlp, "down_proj"), None),
-    "gpt2: an output projection": ("gpt2", lambda hf: wrap(hf.transformer.h[1].attn, "c_proj"), None),
+    "gpt2: an output projection": (
+        "gpt2",
+        lambda hf: wrap(hf.transformer.h[1].attn, "c_proj"),
+        None,
+    ),
     "qwen2: the unembedding": ("qwen2", lambda hf: wrap(hf, "lm_head"), None),
     "llama: a scale of scores": ("llama", scale_scores, None),
-    "opt: a projection": ("opt", lambda hf: wrap(hf.model.decoder.layers[1].self_attn, "v_proj"), None),
+    "opt: a projection": (
+        "opt",
+        lambda hf: wrap(hf.model.decoder.layers[1].self_attn, "v_proj"),
+        None,
+    ),
 }
 """Family, change, and what the error says; None for changes that the bridge follows."""
 
@@ -180,7 +219,10 @@ def test_a_difference_in_longer_texts_is_found_in_the_first_longer_batch():
 def test_weights_that_are_edited_after_loading_are_measured(family):
     """Also where the bridge has copies of the model's weights, as of BLOOM's joint matrix."""
     hf = families.build(family)
-    for model in (il.load_model(hf_model=hf, tokenizer=families.tokenizer(), device="cpu"), bridge_of(hf)):
+    for model in (
+        il.load_model(hf_model=hf, tokenizer=families.tokenizer(), device="cpu"),
+        bridge_of(hf),
+    ):
         clean = il.load_model(hf_model=families.build(family), tokenizer=families.tokenizer(), device="cpu")
         with torch.no_grad():
             model.blocks[1].attn.v.original_component.weight.mul_(0.5)
@@ -252,7 +294,9 @@ def test_a_model_from_files_that_its_bridge_follows_is_compared_once(first, fami
     compared = []
     run = identity.hugging_face_log_probs
     monkeypatch.setattr(
-        identity, "hugging_face_log_probs", lambda hf, tokens: compared.append(tokens.shape) or run(hf, tokens)
+        identity,
+        "hugging_face_log_probs",
+        lambda hf, tokens: compared.append(tokens.shape) or run(hf, tokens),
     )
     model = il.load_model(family_folder("llama_gqa"), tokenizer=families.tokenizer(), device="cpu")
     assert not compared  # on loading
@@ -295,7 +339,9 @@ def test_every_kind_of_batch_is_compared_once(load_tiny, monkeypatch):
     run = identity.hugging_face_log_probs
     monkeypatch.setattr(identity, "_COMPARED", type(identity._COMPARED)())
     monkeypatch.setattr(
-        identity, "hugging_face_log_probs", lambda hf, tokens: compared.append(tokens.shape) or run(hf, tokens)
+        identity,
+        "hugging_face_log_probs",
+        lambda hf, tokens: compared.append(tokens.shape) or run(hf, tokens),
     )
     alone, padded = (il.tokenize(model, prompts, prepend_bos=False) for prompts in ([PROMPT], [PROMPT, LONGER]))
     for batch in (alone, alone, padded, padded, alone):
@@ -317,7 +363,10 @@ def test_one_token_rows_are_not_used_where_tokens_read_later_ones():
     edit = il.Ablate(["L1H0"], positions="last")
     with il.edited(model, edit):
         whole = il.score(model, batch)
-    assert_close(il.score(model, batch, [[edit]])[:, 0].as_subclass(torch.Tensor), whole.as_subclass(torch.Tensor))
+    assert_close(
+        il.score(model, batch, [[edit]])[:, 0].as_subclass(torch.Tensor),
+        whole.as_subclass(torch.Tensor),
+    )
 
 
 def test_a_causal_model_is_found_to_be_causal(load_tiny):
@@ -337,7 +386,10 @@ def test_models_in_memory_have_a_name_and_need_no_architectures():
 
 @pytest.mark.parametrize(
     ("family", "setting", "reason"),
-    [("opt", "_remove_final_layer_norm", "it has no final norm"), ("gpt2", "add_cross_attention", "cross attention")],
+    [
+        ("opt", "_remove_final_layer_norm", "it has no final norm"),
+        ("gpt2", "add_cross_attention", "cross attention"),
+    ],
 )
 def test_configurations_that_no_function_can_explain_are_refused_in_one_sentence(family, setting, reason):
     config = copy.deepcopy(families.build(family).config)
@@ -351,7 +403,10 @@ def test_configurations_that_no_function_can_explain_are_refused_in_one_sentence
 @pytest.mark.filterwarnings("ignore")
 def test_quantized_modules_are_refused_in_one_sentence():
     hf = torch.ao.quantization.quantize_dynamic(families.build("llama"), {nn.Linear}, dtype=torch.qint8)
-    with pytest.raises(il.InputError, match=r"with quantized modules \(Linear of .*quantized.*before it is quantized"):
+    with pytest.raises(
+        il.InputError,
+        match=r"with quantized modules \(Linear of .*quantized.*before it is quantized",
+    ):
         il.load_model(hf_model=hf, tokenizer=families.tokenizer(), device="cpu")
 
 
@@ -360,7 +415,10 @@ def test_an_adapter_beside_a_model_needs_peft_and_no_positions_of_its_own(tmp_pa
     families.tokenizer().save_pretrained(tmp_path)
     adapter = tmp_path / "adapter_config.json"
     monkeypatch.setattr("icl_lens.models.load_errors.find_spec", lambda name: None)
-    for kind, reason in (("LORA", "pip install peft"), ("PREFIX_TUNING", "puts learned positions before every text")):
+    for kind, reason in (
+        ("LORA", "pip install peft"),
+        ("PREFIX_TUNING", "puts learned positions before every text"),
+    ):
         adapter.write_text(json.dumps({"peft_type": kind}))
         with pytest.raises(il.InputError, match=reason):
             il.load_model(tmp_path, device="cpu")

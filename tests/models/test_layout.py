@@ -37,7 +37,8 @@ def batch(gpt2_batch):
 def test_every_function_refuses_layers_without_attention_alike(load_tiny, batch, call):
     model = load_tiny("lfm2")
     with pytest.raises(
-        il.InputError, match=r"^Lfm2ForCausalLM is not supported: .* \(layers 0, 2\), .*; use a decoder"
+        il.InputError,
+        match=r"^Lfm2ForCausalLM is not supported: .* \(layers 0, 2\), .*; use a decoder",
     ):
         call(model, batch)
 

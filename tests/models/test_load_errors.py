@@ -83,43 +83,85 @@ NOT_FIT = "do not match config.json"
 
 FAULTS = {
     # weights that do not fit: transformers would silently make them random or drop them
-    "gpt2 renamed": (weights(lambda s: s.update({f"{C_FC}_old": s.pop(C_FC)})), f"unexpected {C_FC}_old"),
-    "llama_gqa no lm_head": (weights(lambda s: s.pop("lm_head.weight")), f"{NOT_FIT} (missing lm_head.weight"),
+    "gpt2 renamed": (
+        weights(lambda s: s.update({f"{C_FC}_old": s.pop(C_FC)})),
+        f"unexpected {C_FC}_old",
+    ),
+    "llama_gqa no lm_head": (
+        weights(lambda s: s.pop("lm_head.weight")),
+        f"{NOT_FIT} (missing lm_head.weight",
+    ),
     "llama_gqa more layers asked for": (config(num_hidden_layers=5), "missing model.layers.3"),
     "llama_gqa biases asked for": (config(attention_bias=True), "self_attn.k_proj.bias"),
     # asks for seven billion parameters
-    "gpt2 of another model": (config(model_type="llama", architectures=["LlamaForCausalLM"]), "hold"),
+    "gpt2 of another model": (
+        config(model_type="llama", architectures=["LlamaForCausalLM"]),
+        "hold",
+    ),
     # weights that are not finite, and integers without a scale
     "gpt2 NaN": (weights(lambda s: s[C_FC][0].fill_(float("nan"))), "contain NaN in"),
     "gpt2 infinity": (weights(lambda s: s[C_FC][0].fill_(float("-inf"))), "contain infinity in"),
-    "gpt2 in 8 bits": (weights(lambda s: s.update({C_FC: s[C_FC].to(torch.int8)})), f"are integers in {C_FC}"),
+    "gpt2 in 8 bits": (
+        weights(lambda s: s.update({C_FC: s[C_FC].to(torch.int8)})),
+        f"are integers in {C_FC}",
+    ),
     # damaged files
-    "gpt2 cut short": (write(WEIGHTS, lambda data: data[:4000]), "is corrupt or truncated (4,000 bytes"),
+    "gpt2 cut short": (
+        write(WEIGHTS, lambda data: data[:4000]),
+        "is corrupt or truncated (4,000 bytes",
+    ),
     "gpt2 a pointer": (write(WEIGHTS, POINTER), "git lfs pull"),
     "gpt2 no weights": (without(WEIGHTS), "contains no weights"),
-    "gpt2 a missing shard": (without(WEIGHTS, then=write(INDEX, '{"weight_map": {"a": "1.safetensors"}}')), "lack"),
+    "gpt2 a missing shard": (
+        without(WEIGHTS, then=write(INDEX, '{"weight_map": {"a": "1.safetensors"}}')),
+        "lack",
+    ),
     "gpt2 an index of nothing": (without(WEIGHTS, then=write(INDEX, "[]")), "not a valid index"),
     "gpt2 a pickle with code": (pickled({"a": Evil()}), "contains more than weights"),
-    "gpt2 a pickle cut short": (without(WEIGHTS, then=write(BIN, b"PK\3\4" + b"x" * 99)), "is corrupt"),
+    "gpt2 a pickle cut short": (
+        without(WEIGHTS, then=write(BIN, b"PK\3\4" + b"x" * 99)),
+        "is corrupt",
+    ),
     # tokenizers
     "gpt2 no tokenizer": (without("token*", "special*"), "tokenizer="),
-    "gpt2 a tokenizer cut short": (write("tokenizer.json", lambda data: data[:99]), "'tokenizer.json'"),
-    "gpt2 a tokenizer of nothing": (write("tokenizer.json", "{}"), "tokenizer belong to its weights"),
+    "gpt2 a tokenizer cut short": (
+        write("tokenizer.json", lambda data: data[:99]),
+        "'tokenizer.json'",
+    ),
+    "gpt2 a tokenizer of nothing": (
+        write("tokenizer.json", "{}"),
+        "tokenizer belong to its weights",
+    ),
     # configurations
     "gpt2 a list": (write("config.json", "[]"), "cannot use the config.json"),
     "gpt2 no type": (config(model_type=None), "model_type"),
     "gpt2 an unknown type": (config(model_type="gtp2"), "gtp2"),
     "gpt2 an activation": (config(activation_function="gelu_old"), "'gelu_old'"),
     "llama_gqa rotary positions": (config(rope_parameters={"rope_type": "twisted"}), "'twisted'"),
-    "gpt2 scores that are not scaled": (config(scale_attn_weights=False), "scale_attn_weights=false"),
+    "gpt2 scores that are not scaled": (
+        config(scale_attn_weights=False),
+        "scale_attn_weights=false",
+    ),
     "gpt2 heads that do not divide": (config(n_head=3), "config.json"),
     "gpt2 an encoder-decoder": (config(model_type="t5", is_encoder_decoder=True), NOT_DECODER),
-    "gpt2 a masked model": (config(model_type="bert", architectures=["BertForMaskedLM"]), NOT_DECODER),
+    "gpt2 a masked model": (
+        config(model_type="bert", architectures=["BertForMaskedLM"]),
+        NOT_DECODER,
+    ),
     "gpt2 a vision model": (config(model_type="vit", architectures=["ViTModel"]), NOT_DECODER),
-    "gpt2 images": (config(model_type="llava", architectures=["LlavaForConditionalGeneration"]), NOT_DECODER),
+    "gpt2 images": (
+        config(model_type="llava", architectures=["LlavaForConditionalGeneration"]),
+        NOT_DECODER,
+    ),
     "gpt2 images, no class": (config(model_type="llava", architectures=None), NOT_DECODER),
-    "gpt2 code of its own": (config(model_type="mine", auto_map={"AutoConfig": "a.B"}), "trust_remote_code=True"),
-    "gpt2 an adapter": (without("config.json", then=write("adapter_config.json", "{}")), "is an adapter"),
+    "gpt2 code of its own": (
+        config(model_type="mine", auto_map={"AutoConfig": "a.B"}),
+        "trust_remote_code=True",
+    ),
+    "gpt2 an adapter": (
+        without("config.json", then=write("adapter_config.json", "{}")),
+        "is an adapter",
+    ),
 }
 
 
@@ -166,7 +208,9 @@ def test_buffers_and_extra_heads_are_no_fault(family, spoilt, load_tiny):
 
     model = il.load_model(spoilt(family, weights(change)), device="cpu", tokenizer=families.tokenizer())
     for (key, loaded_tensor), (_, wanted) in zip(
-        model.original_model.named_parameters(), load_tiny(family).original_model.named_parameters(), strict=True
+        model.original_model.named_parameters(),
+        load_tiny(family).original_model.named_parameters(),
+        strict=True,
     ):
         assert torch.equal(loaded_tensor, wanted), key
 

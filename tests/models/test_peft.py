@@ -49,7 +49,10 @@ def test_an_adapter_gives_the_numbers_of_the_merged_model_or_is_refused(peft, ki
     plain = il.score(load(families.build("llama_gqa")), batch)
     assert (il.score(model, batch) - plain).abs().max() > 1e-2
     acts, expected = il.capture(model, batch), il.capture(merged, batch)
-    assert_close(acts.label_log_probs.as_subclass(torch.Tensor), expected.label_log_probs.as_subclass(torch.Tensor))
+    assert_close(
+        acts.label_log_probs.as_subclass(torch.Tensor),
+        expected.label_log_probs.as_subclass(torch.Tensor),
+    )
     assert_close(il.head_log_prob_increase(acts), il.head_log_prob_increase(expected))
     assert_close(acts.last_query("L1H0"), expected.last_query("L1H0"))
     for read in (

@@ -127,7 +127,8 @@ def test_only_planted_directions_stand_out():
 
 
 @pytest.mark.parametrize(
-    ("token", "keep"), [(" foo", True), ("▁love", True), (" the", False), ("1", False), (" :", False), ("a", False)]
+    ("token", "keep"),
+    [(" foo", True), ("▁love", True), (" the", False), ("1", False), (" :", False), ("a", False)],
 )
 def test_function_words_digits_and_signs_are_no_content_words(token, keep):
     assert is_content_word(token) is keep

@@ -92,7 +92,10 @@ def test_heads_agree_with_the_reference(acts, references):
     increases = il.head_log_prob_increase(acts, acts.batch.answer_tokens)
     contrasts = il.head_log_prob_increase(acts, acts.batch.answer_tokens, against=acts.batch.other_label_tokens)
     for i, reference in enumerate(references):
-        answer, other_label = int(acts.batch.answer_tokens[i]), int(acts.batch.other_label_tokens[i])
+        answer, other_label = (
+            int(acts.batch.answer_tokens[i]),
+            int(acts.batch.other_label_tokens[i]),
+        )
         expected = reference.increase("heads", answer)
         assert (increases[i] - expected).abs().max() <= ATOL
         assert (contrasts[i] - reference.increase("heads", answer, [other_label])).abs().max() <= ATOL
@@ -143,8 +146,16 @@ def test_the_queries_of_name_movers_come_from_heads_that_attend_to_the_second_su
     at = {
         name: torch.tensor([pick([i for i, id in enumerate(row) if id == token]) for row, token in tokens])
         for name, pick, tokens in (
-            ("object", min, list(zip(batch.tokens.tolist(), batch.answer_tokens.tolist(), strict=True))),
-            ("subject", max, list(zip(batch.tokens.tolist(), batch.against[:, 0].tolist(), strict=True))),
+            (
+                "object",
+                min,
+                list(zip(batch.tokens.tolist(), batch.answer_tokens.tolist(), strict=True)),
+            ),
+            (
+                "subject",
+                max,
+                list(zip(batch.tokens.tolist(), batch.against[:, 0].tolist(), strict=True)),
+            ),
         )
     }
     attention = {name: acts.pattern[rows, ..., place].mean(0) for name, place in at.items()}
@@ -171,7 +182,10 @@ def test_explain_and_score_warn_of_an_answer_without_its_space(model):
     prompt = il.Prompt(pairs, "Japan", "Tokyo", ("Paris", "Rome", "Madrid", "Tokyo"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        il.score(model, il.tokenize(model, prompt, template=il.Template("{text} -> {label}", separator="\n")))
+        il.score(
+            model,
+            il.tokenize(model, prompt, template=il.Template("{text} -> {label}", separator="\n")),
+        )
 
 
 def rows(batch: il.PromptBatch) -> list[list[int]]:
@@ -183,7 +197,13 @@ def test_function_vectors_are_those_of_the_published_recipe(model, hf):
     zero-shot.
     """
     task = vectors.draw("country-capital")
-    task = replace(task, clean=task.clean[:4], shuffled=task.shuffled[:2], asked=task.asked[:4], test=task.test[:8])
+    task = replace(
+        task,
+        clean=task.clean[:4],
+        shuffled=task.shuffled[:2],
+        asked=task.asked[:4],
+        test=task.test[:8],
+    )
     clean, corrupted = (vectors.tokenized(model, prompts) for prompts in (task.clean, task.shuffled))
     mean_outputs = recipe.mean_outputs(hf.model, rows(clean))
     theirs = recipe.indirect_effects(hf.model, rows(corrupted), corrupted.answer_tokens.tolist(), mean_outputs)

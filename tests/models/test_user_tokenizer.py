@@ -9,7 +9,16 @@ from functools import cache
 from types import SimpleNamespace
 
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -67,7 +76,9 @@ def build(kind):
     raw.train_from_iterator(
         CORPUS,
         trainers.BpeTrainer(
-            vocab_size=300, special_tokens=special, initial_alphabet=[chr(33 + i) for i in range(90)] + ["Ġ", "Ċ"]
+            vocab_size=300,
+            special_tokens=special,
+            initial_alphabet=[chr(33 + i) for i in range(90)] + ["Ġ", "Ċ"],
         ),
     )
     if adds:
@@ -88,9 +99,15 @@ def change_every_part(tokenizer):
     front of it.
     """
     backend, end = tokenizer.backend_tokenizer, tokenizer.eos_token
-    parts = [normalizers.Replace("love", "one"), *([backend.normalizer] if backend.normalizer else [])]
+    parts = [
+        normalizers.Replace("love", "one"),
+        *([backend.normalizer] if backend.normalizer else []),
+    ]
     backend.normalizer = normalizers.Sequence(parts)
-    parts = [pre_tokenizers.Split("o", "isolated"), *([backend.pre_tokenizer] if backend.pre_tokenizer else [])]
+    parts = [
+        pre_tokenizers.Split("o", "isolated"),
+        *([backend.pre_tokenizer] if backend.pre_tokenizer else []),
+    ]
     backend.pre_tokenizer = pre_tokenizers.Sequence(parts)
     backend.post_processor = processors.TemplateProcessing(
         single=f"{end} {end} $A", special_tokens=[(end, tokenizer.eos_token_id)]
@@ -112,7 +129,12 @@ def train_anew(tokenizer):
 @cache
 def hf_model():
     config = LlamaConfig(
-        vocab_size=600, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, use_cache=False
+        vocab_size=600,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        use_cache=False,
     )
     return LlamaForCausalLM(config).eval()
 
@@ -123,7 +145,12 @@ def load(tokenizer):
 
 def state(tokenizer):
     plain = {name: value for name, value in vars(tokenizer).items() if not name.startswith("_tokenizer")}
-    return repr(plain), tokenizer.backend_tokenizer.to_str(), len(tokenizer), repr(tokenizer.special_tokens_map)
+    return (
+        repr(plain),
+        tokenizer.backend_tokenizer.to_str(),
+        len(tokenizer),
+        repr(tokenizer.special_tokens_map),
+    )
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -217,10 +244,18 @@ def test_tokens_added_to_a_bridges_tokenizer_keep_the_published_beginning(tmp_pa
 @pytest.mark.parametrize(
     ("kind", "default", "sentence"),
     [
-        ("gpt2", True, r"a prompt begins without '<\|endoftext\|>', .* pass prepend_bos=True for those"),
+        (
+            "gpt2",
+            True,
+            r"a prompt begins without '<\|endoftext\|>', .* pass prepend_bos=True for those",
+        ),
         ("gpt2", False, None),
         ("llama2", True, None),
-        ("llama2", False, r"a prompt begins with '<s>', .* pass prepend_bos=False for those .* prepend_bos=True\)"),
+        (
+            "llama2",
+            False,
+            r"a prompt begins with '<s>', .* pass prepend_bos=False for those .* prepend_bos=True\)",
+        ),
     ],
 )
 def test_a_bridge_that_begins_its_texts_otherwise_is_warned_of_once(tmp_path, kind, default, sentence):
@@ -245,8 +280,14 @@ def test_a_bridge_that_begins_its_texts_otherwise_is_warned_of_once(tmp_path, ki
 @pytest.mark.parametrize(
     ("tokenizer", "message"),
     [
-        ("gpt2", r"tokenizer must be a tokenizer of transformers, got str; pass AutoTokenizer.from_pretrained"),
-        (Tokenizer(models.BPE()), r"got Tokenizer; pass .*PreTrainedTokenizerFast\(tokenizer_object=tokenizer\)"),
+        (
+            "gpt2",
+            r"tokenizer must be a tokenizer of transformers, got str; pass AutoTokenizer.from_pretrained",
+        ),
+        (
+            Tokenizer(models.BPE()),
+            r"got Tokenizer; pass .*PreTrainedTokenizerFast\(tokenizer_object=tokenizer\)",
+        ),
         (
             PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"love": 0}))),
             r"tokenizer must encode every text, got the error '.*' for the text 'a'; give it an unknown token",

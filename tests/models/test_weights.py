@@ -48,17 +48,48 @@ def test_quantizers_that_leave_no_packed_parameter_are_refused(load):
 
 # Device maps of the parts other than blocks.
 REST = {
-    "gpt2": {"transformer.wte": "cpu", "transformer.wpe": "disk", "transformer.ln_f": "disk", "lm_head": "cpu"},
-    "llama_gqa": {"model.embed_tokens": "disk", "model.norm": "disk", "model.rotary_emb": "cpu", "lm_head": "disk"},
-    "gemma2": {"model.embed_tokens": "cpu", "model.norm": "disk", "model.rotary_emb": "cpu", "lm_head": "cpu"},
-    "qwen3": {"model.embed_tokens": "disk", "model.norm": "disk", "model.rotary_emb": "cpu", "lm_head": "disk"},
+    "gpt2": {
+        "transformer.wte": "cpu",
+        "transformer.wpe": "disk",
+        "transformer.ln_f": "disk",
+        "lm_head": "cpu",
+    },
+    "llama_gqa": {
+        "model.embed_tokens": "disk",
+        "model.norm": "disk",
+        "model.rotary_emb": "cpu",
+        "lm_head": "disk",
+    },
+    "gemma2": {
+        "model.embed_tokens": "cpu",
+        "model.norm": "disk",
+        "model.rotary_emb": "cpu",
+        "lm_head": "cpu",
+    },
+    "qwen3": {
+        "model.embed_tokens": "disk",
+        "model.norm": "disk",
+        "model.rotary_emb": "cpu",
+        "lm_head": "disk",
+    },
     "gptj": {"transformer.wte": "disk", "transformer.ln_f": "disk", "lm_head": "disk"},
 }
 
 
 READ_WEIGHTS = [
-    *("capture", "whole_label_log_probs", "layer_log_prob_increase", "head_log_prob_increase", "top_subheads"),
-    *("neuron_log_prob_increase", "Activations.label_values", "Activations.label_keys", "Activations.last_query"),
+    *(
+        "capture",
+        "whole_label_log_probs",
+        "layer_log_prob_increase",
+        "head_log_prob_increase",
+        "top_subheads",
+    ),
+    *(
+        "neuron_log_prob_increase",
+        "Activations.label_values",
+        "Activations.label_keys",
+        "Activations.last_query",
+    ),
     *("locate", "head_effects", "ablate_heads"),
 ]
 """A call for each part of the package that reads a model's weights."""
@@ -80,7 +111,8 @@ def offloaded(load, tmp_path):
 
 @pytest.mark.skipif(tl_version() < (4, 0), reason="TransformerLens 3 does not split fused matrices that are away")
 @pytest.mark.parametrize(
-    "name", [name if name == "gpt2" else pytest.param(name, marks=pytest.mark.slow) for name in REST]
+    "name",
+    [name if name == "gpt2" else pytest.param(name, marks=pytest.mark.slow) for name in REST],
 )
 def test_offloaded_weights_are_read_when_needed(offloaded, load_tiny, name):
     """Results are those of the model in memory; the weights do not stay in memory afterwards."""

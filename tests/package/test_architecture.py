@@ -27,7 +27,12 @@ def lint(folder):
     """Exit code and report of `lint-imports` on the packages in a folder."""
     environment = os.environ | {"PYTHONPATH": str(folder), "COLUMNS": "200"}
     run = subprocess.run(
-        [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache"],
+        [
+            sys.executable,
+            "-c",
+            "from importlinter.cli import lint_imports_command as run; run()",
+            "--no-cache",
+        ],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -41,7 +46,11 @@ def copy(tmp_path_factory):
     """A copy of the sources, for breaking."""
     folder = tmp_path_factory.mktemp("house")
     for package in ("icl_lens", "experiments"):
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
+        shutil.copytree(
+            ROOT / package,
+            folder / package,
+            ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"),
+        )
     shutil.copy(ROOT / "pyproject.toml", folder)
     return folder
 

@@ -222,9 +222,19 @@ WRONG = {
     "top_k": (0,),
     "top_p": (1.5,),
     "ways": ([], ["x"]),
-    "targets": ("foo", torch.zeros(2, dtype=torch.long), torch.full((3,), 97), torch.ones(3, dtype=torch.bool)),
+    "targets": (
+        "foo",
+        torch.zeros(2, dtype=torch.long),
+        torch.full((3,), 97),
+        torch.ones(3, dtype=torch.bool),
+    ),
     "against": (
-        *("bar", torch.zeros(2, dtype=torch.long), torch.full((3,), 97), torch.tensor([7.0, 8.0, 9.0])),
+        *(
+            "bar",
+            torch.zeros(2, dtype=torch.long),
+            torch.full((3,), 97),
+            torch.tensor([7.0, 8.0, 9.0]),
+        ),
         torch.tensor([7, -1, 8]),  # none for a prompt
         torch.tensor([[7, 8], [9, 4], [9, -1]]),  # the answer
         torch.tensor([[7, 8, 7], [9, -1, -1], [9, 10, -1]]),  # a duplicate
@@ -237,7 +247,12 @@ WRONG = {
 }
 """Wrong values of arguments, by name, for every public function that has them."""
 
-ELSEWHERE = {("explain", "against"), ("Text", "against"), ("two_towers", "k"), ("two_towers", "demonstrations")}
+ELSEWHERE = {
+    ("explain", "against"),
+    ("Text", "against"),
+    ("two_towers", "k"),
+    ("two_towers", "demonstrations"),
+}
 """Arguments that are of another kind, or without effect, in the right call."""
 NEED_HEADS = {"ablate_with_controls", "label_similarity", "mean_score_parts", "two_towers"}
 """Functions that refuse an empty list of heads."""
@@ -280,13 +295,25 @@ def test_a_wrong_argument_is_refused_in_one_sentence_that_names_it(no_type_check
             with pytest.raises(il.InputError) as caught:
                 ask()
             faults.assert_sentence(str(caught.value), "")
-            expected_words = (argument, argument.removesuffix("s"), repr(value).strip("[]"), "head must be in layers")
-            assert any(words in str(caught.value) for words in expected_words), (argument, value, str(caught.value))
+            expected_words = (
+                argument,
+                argument.removesuffix("s"),
+                repr(value).strip("[]"),
+                "head must be in layers",
+            )
+            assert any(words in str(caught.value) for words in expected_words), (
+                argument,
+                value,
+                str(caught.value),
+            )
 
 
 @pytest.mark.parametrize(
     ("edit", "heads"),
-    [(il.ablate_heads, HEADS), (lambda model, heads: il.edited(model, il.RemovePosition(heads)), [(0, 3), (0, 1)])],
+    [
+        (il.ablate_heads, HEADS),
+        (lambda model, heads: il.edited(model, il.RemovePosition(heads)), [(0, 3), (0, 1)]),
+    ],
     ids=["hooks apart", "shared"],
 )
 def test_blocks_end_in_any_order(gpt2, gpt2_batch, edit, heads):
@@ -309,7 +336,10 @@ def test_blocks_end_in_any_order(gpt2, gpt2_batch, edit, heads):
 
 @pytest.mark.parametrize(
     ("passed", "words"),
-    [("hate : foo one : bar two three", "row 0 is a different prompt"), ("love : foo one : bar two", "at least")],
+    [
+        ("hate : foo one : bar two three", "row 0 is a different prompt"),
+        ("love : foo one : bar two", "at least"),
+    ],
 )
 def test_another_batch_is_refused_inside_a_block_of_a_batch(gpt2, passed, words):
     """In a shorter batch, label positions would point to other tokens."""
@@ -375,7 +405,10 @@ def test_dropout_is_off_in_our_passes_and_put_back(gpt2, gpt2_batch):
         module.p = 0.5
     noisy.train()
     assert torch.equal(last_log_probs(noisy, gpt2_batch), plain)
-    with il.ablate_heads(noisy, HEADS, mode="mean", reference=gpt2_batch), il.ablate_heads(gpt2, HEADS):
+    with (
+        il.ablate_heads(noisy, HEADS, mode="mean", reference=gpt2_batch),
+        il.ablate_heads(gpt2, HEADS),
+    ):
         pass
     assert dropout
     assert all(module.training for module in (*noisy.modules(), *noisy.original_model.modules()))
@@ -386,9 +419,10 @@ def test_dropout_is_off_in_our_passes_and_put_back(gpt2, gpt2_batch):
 @given(
     text=st.one_of(
         st.text(max_size=60),
-        st.lists(st.sampled_from([":", "love", "one", "foo", "bar", " ", "\n", "[b]", "\x1b"]), max_size=12).map(
-            " ".join
-        ),
+        st.lists(
+            st.sampled_from([":", "love", "one", "foo", "bar", " ", "\n", "[b]", "\x1b"]),
+            max_size=12,
+        ).map(" ".join),
     ),
     answer=st.one_of(st.none(), st.sampled_from(["foo", "bar", ""]), st.text(max_size=5)),
 )
@@ -504,7 +538,12 @@ def test_a_table_is_answered_with_the_call_that_reads_its_rows(no_type_checks, g
 
 
 def test_values_in_errors_are_short():
-    for value in ("x" * 5000, list(range(5000)), dict.fromkeys(range(5000), "x"), [["x" * 300] * 9]):
+    for value in (
+        "x" * 5000,
+        list(range(5000)),
+        dict.fromkeys(range(5000), "x"),
+        [["x" * 300] * 9],
+    ):
         assert len(short_repr(value)) <= 120
     assert short_repr(il.Head(1, 2)) == "L1H2"
     assert short_repr((1,)) == "(1,)"

@@ -60,8 +60,8 @@ LIMITS = {
     "icl_lens/result": READABLE,
     "icl_lens/runs": READABLE,
     "experiments": READABLE,
-    "tests": Figures(2, 8.6, 8, 51),
-    "tests/support": Figures(2, 6.8, 7.3, 4),
+    "tests": Figures(2, 8, 6.3, 49),
+    "tests/support": Figures(2, 6.5, 5.8, 4),
 }
 
 

@@ -11,7 +11,16 @@ import pytest
 import icl_lens as il
 
 ROOT = Path(il.__file__).parent.parent
-HEAVY = ("torch", "transformers", "transformer_lens", "pandas", "matplotlib", "pyarrow", "datasets", "numpy")
+HEAVY = (
+    "torch",
+    "transformers",
+    "transformer_lens",
+    "pandas",
+    "matplotlib",
+    "pyarrow",
+    "datasets",
+    "numpy",
+)
 
 
 COMMAND = "sys.argv = ['icl-lens', *{}]\nfrom icl_lens.cli import main\ntry: main()\nexcept SystemExit: pass"

@@ -17,7 +17,13 @@ from icl_lens.prompts.batch import PromptBatch
 
 LINES = il.Template("{text} : {label}", "{text} :", " the ")
 # In the tiny models' vocabulary, each word is a token.
-SHOWN = [("love", "cat dog"), ("sad", "cat bar"), ("nine", "foo"), ("two", "cat"), ("red", "cat dog foo")]
+SHOWN = [
+    ("love", "cat dog"),
+    ("sad", "cat bar"),
+    ("nine", "foo"),
+    ("two", "cat"),
+    ("red", "cat dog foo"),
+]
 DEMONSTRATIONS = [il.Demonstration(text, label) for text, label in SHOWN]
 ANSWERS = ["cat dog foo", "foo", "cat", "cat bar"]
 PROMPTS = [
@@ -98,7 +104,10 @@ def test_numbers_of_a_decision_are_those_of_the_text_written_out(gpt2, batch):
     ours, theirs = il.capture(gpt2, batch), il.capture(gpt2, plain)
     contrasts = [
         il.head_log_prob_increase(captured, b.answer_tokens, against=against)
-        for captured, b, against in ((ours, batch, batch.other_label_tokens), (theirs, plain, plain.against))
+        for captured, b, against in (
+            (ours, batch, batch.other_label_tokens),
+            (theirs, plain, plain.against),
+        )
     ]
     assert_close(*contrasts)
     assert contrasts[0].abs().max() > 1e-3
@@ -185,7 +194,11 @@ def test_a_check_compares_whole_labels(gpt2, monkeypatch):
     queries = "one like happy eight love sad red nine two".split()
     labels = ("cat dog", "cat bar", "foo")
     prompts = [
-        il.Prompt([il.Demonstration(t, labels[(i + n) % 3]) for n, t in enumerate(queries[:4])], q, labels[i % 3])
+        il.Prompt(
+            [il.Demonstration(t, labels[(i + n) % 3]) for n, t in enumerate(queries[:4])],
+            q,
+            labels[i % 3],
+        )
         for i, q in enumerate(queries * 3)
     ]
     check = il.task_check(gpt2, prompts, template=LINES)
@@ -216,7 +229,8 @@ def test_numbers_from_ten_on_are_labels():
 
 
 @pytest.mark.parametrize(
-    "row", [row if row % 3 == 1 else pytest.param(row, marks=pytest.mark.slow) for row in range(len(ROWS))]
+    "row",
+    [row if row % 3 == 1 else pytest.param(row, marks=pytest.mark.slow) for row in range(len(ROWS))],
 )
 def test_every_decision_is_shown(gpt2, batch, row):
     """In the terminal and on the page, demonstrations have their whole labels, in the color of what
@@ -250,10 +264,34 @@ def test_every_decision_is_shown(gpt2, batch, row):
 def test_the_command_counts_prompts(run, tiny, tmp_path, by):
     """Eight prompts at more decisions: the sentence under the table counts the prompts."""
     labels = ["cat dog", "cat bar", "foo"]
-    words = ["love", "like", "eight", "two", "one", "hate", "nine", "three", "happy", "sad", "good", "bad"]
+    words = [
+        "love",
+        "like",
+        "eight",
+        "two",
+        "one",
+        "hate",
+        "nine",
+        "three",
+        "happy",
+        "sad",
+        "good",
+        "bad",
+    ]
     rows = [{"text": word, "label": labels[number % 3]} for number, word in enumerate(words)]
     (tmp_path / "mine.json").write_text(json.dumps(rows))
-    options = ("--path", tmp_path / "mine.json", "--classes", "all", "--demonstrations", 1, "-n", 8, "-m", tiny)
+    options = (
+        "--path",
+        tmp_path / "mine.json",
+        "--classes",
+        "all",
+        "--demonstrations",
+        1,
+        "-n",
+        8,
+        "-m",
+        tiny,
+    )
     names = ("--labels", "cat bar=cat bar,cat dog=cat dog,foo=foo", "--no-check", "--by", by)
     code, out, err = run("locate", *options, *names)
     assert code == 0, err

@@ -92,9 +92,17 @@ def test_what_the_model_says_before_the_label_is_written_at_the_query():
     ("template", "options", "message"),
     [
         (None, {}, "model must have a tokenizer with a chat template"),
-        (NO_SYSTEM, {"system": "Be kind."}, "must accept these messages, got the error System role not supported"),
+        (
+            NO_SYSTEM,
+            {"system": "Be kind."},
+            "must accept these messages, got the error System role not supported",
+        ),
         (FIRST_DIFFERS, {}, "must write all turns alike"),
-        ("{{ messages[0].content }}", {}, "must write each message once, but it leaves some out or repeats them"),
+        (
+            "{{ messages[0].content }}",
+            {},
+            "must write each message once, but it leaves some out or repeats them",
+        ),
         (CHATML, {"text": "Text:"}, r"text must contain \{text} and label \{label} once"),
     ],
 )
@@ -105,14 +113,20 @@ def test_templates_that_cannot_be_used_are_refused(template, options, message):
 
 NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 ENDLESS = {
-    "loops": (NESTED, r"within 5 seconds, got no text within 1 seconds; write the turns as an il.Template"),
+    "loops": (
+        NESTED,
+        r"within 5 seconds, got no text within 1 seconds; write the turns as an il.Template",
+    ),
     "one operation": ("{{ 10 ** (10 ** 9) }}", "got no text within 1 seconds"),
     "text": (
         "{% for a in range(2000) %}{{ 'x' * 1000 }}{% endfor %}",
         r"1,000,000 characters .* got 2,000,000 characters",
     ),
     "memory": ("{% set x = 'x' * 2 ** 31 %}", "got the error MemoryError"),
-    "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "got the error maximum recursion depth"),
+    "recursion": (
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "got the error maximum recursion depth",
+    ),
 }
 
 

@@ -25,7 +25,10 @@ def test_pairs_are_demonstrations():
 
 
 def test_a_template_derives_its_query():
-    for demonstration, query in (("{text} -> {label}", "{text} ->"), ("Q: {text}\nA: {label}.", "Q: {text}\nA:")):
+    for demonstration, query in (
+        ("{text} -> {label}", "{text} ->"),
+        ("Q: {text}\nA: {label}.", "Q: {text}\nA:"),
+    ):
         template = il.Template(demonstration)
         assert template.query == query
         assert template == il.Template(demonstration, query)
@@ -38,7 +41,11 @@ def test_a_head_is_made_by_its_name():
     assert il.Head("L3H1") == il.Head(3, 1) == (3, 1)
     assert [il.Head("l3h1")] == [il.Head.parse("3H1")]
     head = il.Head(3, 1)
-    for copied_head in (pickle.loads(pickle.dumps(head)), copy.deepcopy(head), head._replace(layer=3)):
+    for copied_head in (
+        pickle.loads(pickle.dumps(head)),
+        copy.deepcopy(head),
+        head._replace(layer=3),
+    ):
         assert (copied_head, type(copied_head), str(copied_head)) == (head, il.Head, "L3H1")
     with pytest.raises(InputError, match="invalid head 'three'"):
         il.Head("three")
@@ -87,7 +94,15 @@ class Words:
 
 
 def test_tokens_have_another_form_with_or_without_their_space():
-    assert [other_spacing(Words(), token) for token in (-1, 0, 1, 2, 3, 4, 5)] == [-1, -1, 2, 1, -1, 5, 4]
+    assert [other_spacing(Words(), token) for token in (-1, 0, 1, 2, 3, 4, 5)] == [
+        -1,
+        -1,
+        2,
+        1,
+        -1,
+        5,
+        4,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +134,9 @@ def test_a_text_far_beyond_the_context_is_refused_before_all_of_it_is_tokenized(
     lengths = []
     tokenizer = gpt2.tokenizer
     monkeypatch.setattr(
-        type(tokenizer), "__call__", lambda self, text, **_: lengths.append(len(text)) or {"input_ids": text.split()}
+        type(tokenizer),
+        "__call__",
+        lambda self, text, **_: lengths.append(len(text)) or {"input_ids": text.split()},
     )
     words = "love " * 200_000
     for prompt in (il.Text(words), il.Prompt(PAIRS, query=words)):

@@ -41,7 +41,13 @@ demonstrations.
 """
 SHARED = [
     prompt_of(("love", "the foo"), ("nine", "the cat dog"), query="one", answer="the cat dog"),
-    prompt_of(("a dog", "the cat dog"), ("bad", "the cat dog"), ("like", "the foo"), query="good", answer="the foo"),
+    prompt_of(
+        ("a dog", "the cat dog"),
+        ("bad", "the cat dog"),
+        ("like", "the foo"),
+        query="good",
+        answer="the foo",
+    ),
 ]
 """Labels that share their first token, which is appended to the prompts."""
 SINGLE = [
@@ -86,7 +92,11 @@ def counted(prompt: il.Prompt, n_shared: int) -> Row:
 
 QUICK = {("gpt2", "different"), ("gpt2", "shared")}
 CASES = [
-    pytest.param(name_and_set, marks=() if name_and_set in QUICK else pytest.mark.slow, id="-".join(name_and_set))
+    pytest.param(
+        name_and_set,
+        marks=() if name_and_set in QUICK else pytest.mark.slow,
+        id="-".join(name_and_set),
+    )
     for name_and_set in itertools.product(NAMES, SETS)
 ]
 
@@ -98,7 +108,12 @@ def case(request: Any, load_tiny: Any, family_folder: Any, float64: None) -> Any
     prompts, n_shared = SETS[which]
     model = load_tiny(name, dtype=torch.float64)
     batch = il.tokenize(model, prompts, prepend_bos=False)
-    return model, batch, [counted(prompt, n_shared) for prompt in prompts], hf_twin(family_folder, name)
+    return (
+        model,
+        batch,
+        [counted(prompt, n_shared) for prompt in prompts],
+        hf_twin(family_folder, name),
+    )
 
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -119,7 +134,12 @@ def test_positions_and_roles_are_those_counted_in_words(case: Any) -> None:
         assert [[place for place in label_places if place >= 0] for label_places in of_tokens[:count]] == [
             [*label_places] for label_places in row.labels
         ]
-        missing = (batch.label_positions, batch.prediction_positions, batch.label_ranges, batch.label_token_positions)
+        missing = (
+            batch.label_positions,
+            batch.prediction_positions,
+            batch.label_ranges,
+            batch.label_token_positions,
+        )
         assert all(bool((places[number, count:] == -1).all()) for places in missing)
         expected = ["other"] * row.n
         for role, places in (("text", row.texts), ("query", row.query)):
@@ -142,11 +162,17 @@ def test_attention_to_a_label_is_summed_over_its_tokens(case: Any) -> None:
         for layer, head in itertools.product(range(families.N_LAYERS), range(families.N_HEADS)):
             last = patterns[layer][0, head, -1]
             expected = [sum(float(last[place]) for place in label_places) for label_places in row.labels]
-            assert_close(by_demo[number, layer, head, : len(expected)], torch.tensor(expected, dtype=torch.float64))
+            assert_close(
+                by_demo[number, layer, head, : len(expected)],
+                torch.tensor(expected, dtype=torch.float64),
+            )
             assert not by_demo[number, layer, head, len(expected) :].any()
             for i, label in enumerate(batch.labels):
                 of_label = [x for x, d in zip(expected, row.prompt.demonstrations, strict=True) if d.label == label]
-                assert_close(by_label[number, layer, head, i], torch.tensor(sum(of_label), dtype=torch.float64))
+                assert_close(
+                    by_label[number, layer, head, i],
+                    torch.tensor(sum(of_label), dtype=torch.float64),
+                )
     if batch.labels == ("foo", "bar"):  # the very numbers of a pattern at single tokens
         places = batch.label_positions[:, None, None].expand(*by_demo.shape)
         picked = acts.pattern.gather(-1, places.clamp(min=0)).masked_fill(places < 0, 0)
@@ -196,7 +222,11 @@ def test_what_a_head_adds_from_a_label_comes_from_all_its_tokens(case: Any) -> N
                 float(added[number, place]) for label_places in labels_of_kind for place in label_places
             )
             mask = is_true[number] if kind else ~is_true[number]
-            assert_close(parts.value[number, mask].sum(), torch.tensor(expected, dtype=torch.float64), scale=8.0)
+            assert_close(
+                parts.value[number, mask].sum(),
+                torch.tensor(expected, dtype=torch.float64),
+                scale=8.0,
+            )
             by_kind[kind].append(expected)
     with_both_kinds = [number for number, row in enumerate(rows) if set(row.is_true) == {True, False}]
     if not several and with_both_kinds:
@@ -206,7 +236,11 @@ def test_what_a_head_adds_from_a_label_comes_from_all_its_tokens(case: Any) -> N
             assert means.total(head, side)[0] == pytest.approx(mean, rel=1e-4, abs=1e-6)
     with pytest.raises(il.InputError, match="keys must be tokens of labels"):
         il.value_parts(
-            il.capture(model, batch, writers="all"), head, batch.answer_tokens, against=against, keys=[0, 1]
+            il.capture(model, batch, writers="all"),
+            head,
+            batch.answer_tokens,
+            against=against,
+            keys=[0, 1],
         ).of_label(batch.answer)
 
 
@@ -238,7 +272,10 @@ def test_a_weight_applies_to_all_tokens_of_its_label(case: Any, renormalize: boo
     model, batch, rows, hf = case
     weights = torch.tensor([0.0, 0.5, 2.0, 0.0]).expand(len(batch), -1)[:, : batch.label_positions.shape[1]]
     with il.edited(model, il.Reweight(HEADS, weights, renormalize=renormalize), batch=batch):
-        ours, attention = last_log_probs(model, batch), il.capture(model, batch, check=False).attention_to_labels()
+        ours, attention = (
+            last_log_probs(model, batch),
+            il.capture(model, batch, check=False).attention_to_labels(),
+        )
     for number, row in enumerate(rows):
 
         def scale(pattern: torch.Tensor, row: Row = row) -> torch.Tensor:
@@ -268,7 +305,14 @@ def test_edges_at_labels_are_edges_at_all_their_tokens(case: Any) -> None:
 
 
 STRETCHED = [
-    prompt_of(("two the", TWO), ("one", ONE), ("a cat", THREE), ("foo dog", ONE), query="hate the", answer=TWO),
+    prompt_of(
+        ("two the", TWO),
+        ("one", ONE),
+        ("a cat", THREE),
+        ("foo dog", ONE),
+        query="hate the",
+        answer=TWO,
+    ),
     prompt_of(("good a bad", THREE), ("love", ONE), query="like", answer=ONE),
     prompt_of(("cat", TWO), ("the dog", THREE), ("love", TWO), query="a hate", answer=THREE),
 ]

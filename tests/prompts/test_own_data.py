@@ -82,7 +82,10 @@ def test_own_texts_of_several_words_are_separated_by_a_newline(tmp_path, icl_min
     prompts_of = {name: il.load_task(write(tmp_path / f"{name}.csv", rows[name]), n=2) for name in rows}
     pairs = [("India", "New Delhi"), ("Peru", "Lima"), ("Haiti", "Jacmel"), ("Cuba", "Havana")]
     path = write(tmp_path / "pairs.csv", pairs, ("input", "output"))
-    prompts_of |= {"pairs": il.load_task(path, n=2), "built-in": il.load_task("country-capital", n=80)}
+    prompts_of |= {
+        "pairs": il.load_task(path, n=2),
+        "built-in": il.load_task("country-capital", n=80),
+    }
     assert " " in "".join(prompt.answer for prompt in prompts_of["built-in"]), "some have several words"
     separators = {"sentences": "\n", "words": " ", "labels": "\n", "pairs": "\n", "built-in": " "}
     for name, prompts in prompts_of.items():
@@ -154,21 +157,40 @@ def test_an_unused_text_is_any_of_those_that_are_not_shown():
 
 @pytest.mark.parametrize(
     "content",
-    ['{"France": "Paris", "Peru": "Lima", "Haiti": 7}', '[["France", "Paris"], ["Peru", "Lima"], ["Haiti", 7]]'],
+    [
+        '{"France": "Paris", "Peru": "Lima", "Haiti": 7}',
+        '[["France", "Paris"], ["Peru", "Lima"], ["Haiti", 7]]',
+    ],
 )
 def test_json_pairs_without_columns_are_pairs(tmp_path, content):
     path = tmp_path / "capitals.json"
     path.write_text(content)
-    assert il.PairTask("capitals", path).pairs() == [("France", "Paris"), ("Peru", "Lima"), ("Haiti", "7")]
+    assert il.PairTask("capitals", path).pairs() == [
+        ("France", "Paris"),
+        ("Peru", "Lima"),
+        ("Haiti", "7"),
+    ]
     assert {prompt.query for prompt in il.load_task(str(path), n=3)} == {"France", "Peru", "Haiti"}
 
 
 def test_rows_are_counted_by_what_becomes_of_them(tmp_path):
-    rows = [("a b", "up"), ("c", "down"), ("c", "down"), ("", "up"), ("d", ""), ("e f g", "up"), ("h", "up")]
+    rows = [
+        ("a b", "up"),
+        ("c", "down"),
+        ("c", "down"),
+        ("", "up"),
+        ("d", ""),
+        ("e f g", "up"),
+        ("h", "up"),
+    ]
     path = write(tmp_path / "rows.csv", rows)
     counts = il.TextTask("rows", path, max_words=2).row_counts()
     assert counts.used == {"up": 2, "down": 1}
-    assert counts.skipped == {"duplicate": 1, "without text or label": 2, "with more than 2 words": 1}
+    assert counts.skipped == {
+        "duplicate": 1,
+        "without text or label": 2,
+        "with more than 2 words": 1,
+    }
     assert str(counts) == (
         "3 rows used, in 2 classes ('up' 2, 'down' 1); 4 skipped (1 duplicate, 2 without text or label, 1 with more "
         "than 2 words)"
@@ -218,11 +240,30 @@ def test_commands_say_first_which_rows_and_label_words_they_use(run, tiny, tmp_p
         (f"{text} {word}", label) for word in ("cat", "dog", "red") for text, label in (("one", "yes"), ("two", "no"))
     ]
     path = write(tmp_path / "rows.csv", [*rows, *rows[:2], ("", "yes")])
-    options = ("locate", "--path", path, "--demonstrations", 1, "-n", 20, "-m", tiny, "--no-check", "--by", "increase")
+    options = (
+        "locate",
+        "--path",
+        path,
+        "--demonstrations",
+        1,
+        "-n",
+        20,
+        "-m",
+        tiny,
+        "--no-check",
+        "--by",
+        "increase",
+    )
     for labels, words in (
         ((), "Label words: 'no', 'yes', the names of the classes."),
-        (("--labels", "foo,bar"), "Label words: 'bar', 'foo'. They change classes from prompt to prompt."),
-        (("--labels", "yes=foo,no=bar"), "Label words: 'bar' for class 'no', 'foo' for class 'yes'."),
+        (
+            ("--labels", "foo,bar"),
+            "Label words: 'bar', 'foo'. They change classes from prompt to prompt.",
+        ),
+        (
+            ("--labels", "yes=foo,no=bar"),
+            "Label words: 'bar' for class 'no', 'foo' for class 'yes'.",
+        ),
     ):
         code, out, err = run(*options, *labels)
         assert code == 0, err
@@ -283,7 +324,8 @@ def test_pairs_that_are_read_as_classes_are_recognized(tmp_path):
     capitals = [(f"Capital of country {number}?", f"Town{number}") for number in range(20)]
     path = write(tmp_path / "capitals.csv", capitals)
     with pytest.raises(
-        il.InputError, match=r"most of the 20 labels have a single text, .* read pairs with pairs=True \(--pairs\)"
+        il.InputError,
+        match=r"most of the 20 labels have a single text, .* read pairs with pairs=True \(--pairs\)",
     ):
         il.load_task(path)
     assert "which --pairs reads" in str(il.TextTask("capitals", path).row_counts())
@@ -300,16 +342,32 @@ def test_a_label_for_each_of_three_classes_is_answered_with_both_ways(tmp_path):
         il.load_task(path, labels=("A", "B", "C"))
     assert "shows 2 of the 3 classes, got 'A', 'B', 'C'; to show all classes, pass classes='all'" in str(error.value)
     assert "--labels 'eggs=A,ham=B,spam=C'" in shell_spelling(str(error.value))
-    assert il.load_task(path, labels=("A", "B", "C"), classes="all", n=1)[0].labels == ("A", "B", "C")
+    assert il.load_task(path, labels=("A", "B", "C"), classes="all", n=1)[0].labels == (
+        "A",
+        "B",
+        "C",
+    )
     assert len(il.load_task(path, labels={"eggs": "A", "ham": "B", "spam": "C"}, n=1)[0].labels) == 2
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "words"),
     [
-        ("sentiment-number", {"classes": "all"}, "classes must be 'binary' for the task 'sentiment-number'"),
-        ("antonyms", {"classes": "all"}, "classes must be 'binary' for the task 'antonyms' of pairs"),
-        ("sentiment-number", {"pairs": True}, "pairs must be False for the task 'sentiment-number', which has classes"),
+        (
+            "sentiment-number",
+            {"classes": "all"},
+            "classes must be 'binary' for the task 'sentiment-number'",
+        ),
+        (
+            "antonyms",
+            {"classes": "all"},
+            "classes must be 'binary' for the task 'antonyms' of pairs",
+        ),
+        (
+            "sentiment-number",
+            {"pairs": True},
+            "pairs must be False for the task 'sentiment-number', which has classes",
+        ),
     ],
 )
 def test_settings_of_other_tasks_are_refused(name, settings, words):

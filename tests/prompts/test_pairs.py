@@ -14,7 +14,14 @@ import icl_lens as il
 from icl_lens.errors import InputError
 from icl_lens.measures.debias import balancing_weights
 
-PAIRS = [("love", "hate"), ("happy", "sad"), ("good", "bad"), ("cat", "dog"), ("France", "Spain"), ("red", "blue")]
+PAIRS = [
+    ("love", "hate"),
+    ("happy", "sad"),
+    ("good", "bad"),
+    ("cat", "dog"),
+    ("France", "Spain"),
+    ("red", "blue"),
+]
 PAIRS += [("one", "two"), ("eight", "nine"), ("yes", "no"), ("like", "foo"), ("the", "a")]
 ARROW = il.Template("{text} : {label}", "{text} :", "\n")
 
@@ -56,8 +63,22 @@ def test_files_of_pairs_are_read(tmp_path, name):
     assert il.load_task(str(path), n=5) == il.load_task("mine", path, n=5), "a path is a name"
 
 
-BUNDLED = ("antonyms", "country-capital", "present-past", "singular-plural", "english-french", "english-spanish")
-BUNDLED += ("next-item", "country-language", "capitalization", "verb-gerund", "adjective-comparative", "animal-class")
+BUNDLED = (
+    "antonyms",
+    "country-capital",
+    "present-past",
+    "singular-plural",
+    "english-french",
+    "english-spanish",
+)
+BUNDLED += (
+    "next-item",
+    "country-language",
+    "capitalization",
+    "verb-gerund",
+    "adjective-comparative",
+    "animal-class",
+)
 
 
 @pytest.mark.parametrize("name", BUNDLED)
@@ -190,7 +211,10 @@ def test_each_prompt_has_its_own_choices(family_run, prompts, zero_shot):
         alone = il.tokenize(run.model, prompt, prepend_bos=False)
         assert alone.labels == prompt.labels
         acts_alone = il.capture(run.model, alone)
-        assert_close(acts_alone.label_log_probs[0], scores[row, [batch.labels.index(label) for label in alone.labels]])
+        assert_close(
+            acts_alone.label_log_probs[0],
+            scores[row, [batch.labels.index(label) for label in alone.labels]],
+        )
         if prompt.answer is not None:
             assert_close(il.head_log_prob_increase(acts_alone, alone.answer_tokens)[0], increases[row])
             contrast = il.head_log_prob_increase(acts_alone, alone.answer_tokens, against=alone.other_label_tokens)
@@ -212,7 +236,11 @@ def test_labels_that_look_alike_are_compared_where_they_part_or_once(family_run)
     choice.
     """
     model = model_of("byte")
-    demonstrations = [il.Demonstration("to", "food"), il.Demonstration("do", "foot"), il.Demonstration("go", "gone")]
+    demonstrations = [
+        il.Demonstration("to", "food"),
+        il.Demonstration("do", "foot"),
+        il.Demonstration("go", "gone"),
+    ]
     clash = il.Prompt(demonstrations, "see", "seen", ("food", "foot", "gone", "seen"))
     clear = il.Prompt([il.Demonstration("be", "foot")], "see", "seen", ("foot", "seen"))
     batch = il.tokenize(model, [clear, clash])
@@ -221,7 +249,12 @@ def test_labels_that_look_alike_are_compared_where_they_part_or_once(family_run)
     # "gone" begins with the answer's first token, a space, and "foot" with that of "food".
     assert batch.label_mask[1].tolist() == [label in ("food", "seen") for label in batch.labels]
     # Labels of a prompt that shows its answer are compared, where they part.
-    assert il.tokenize(model, il.Prompt(demonstrations, "see", "foot")).labels == ("foo…", "food", "foot", "gone")
+    assert il.tokenize(model, il.Prompt(demonstrations, "see", "foot")).labels == (
+        "foo…",
+        "food",
+        "foot",
+        "gone",
+    )
     # Two prompts may share tokens with each other.
     unclear = il.Prompt([il.Demonstration("be", "food")], "see", "seen", ("food", "seen"))
     pair = il.tokenize(model, [clear, unclear])
@@ -252,7 +285,10 @@ def test_an_answer_of_its_own_is_compared_with_what_differs_from_it(gpt2):
     ours, same = il.head_effects(gpt2, batch), il.head_effects(gpt2, plain)
     assert_close(ours.log_odds, same.log_odds)
     assert ours.log_odds.abs().max() > 1e-3
-    assert il.explain(gpt2, batch, k=2).scores.compared_with in (("cat dog", "red"), ("cat bar", "red"))
+    assert il.explain(gpt2, batch, k=2).scores.compared_with in (
+        ("cat dog", "red"),
+        ("cat bar", "red"),
+    )
 
 
 def test_prompts_without_demonstrations_have_no_labels_to_look_at(gpt2, zero_shot):
@@ -409,7 +445,12 @@ def test_task_check_reads_the_most_probable_token_of_the_vocabulary(family_run):
         is_word = top.isalnum() and top not in {label for _, label in demonstrated_pairs} | {query}
         answer_word = top if number % 2 and is_word else answer
         prompts.append(
-            il.Prompt(demonstrations, query, answer_word, (*(label for _, label in demonstrated_pairs), answer_word))
+            il.Prompt(
+                demonstrations,
+                query,
+                answer_word,
+                (*(label for _, label in demonstrated_pairs), answer_word),
+            )
         )
     check = il.task_check(run.model, prompts, prepend_bos=False)
     mismatched = []
@@ -492,7 +533,8 @@ BY_PROMPT = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "explanation" else name for name in BY_PROMPT]
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name == "explanation" else name for name in BY_PROMPT],
 )
 def test_prompts_of_pairs_have_the_numbers_they_have_alone(gpt2, prompts, name):
     """Other prompts of the batch have other choices, which change nothing."""
@@ -513,7 +555,8 @@ def test_means_over_pairs_are_those_of_their_prompts(family_run, prompts):
     assert_close(lost.float(), il.head_effects(model, batch, against=shown_outputs).log_odds.mean(0))
     vector = il.function_vector(model, heads=[HEAD], reference=batch)
     assert_close(
-        vector, torch.stack([il.function_vector(model, heads=[HEAD], reference=batch[[i]]) for i in range(5)]).mean(0)
+        vector,
+        torch.stack([il.function_vector(model, heads=[HEAD], reference=batch[[i]]) for i in range(5)]).mean(0),
     )
     recovered = il.indirect_effects(model, batch, reference=batch)
     with il.edited(model, il.Ablate([HEAD], mode="mean", reference=batch, positions="last")):
@@ -531,13 +574,24 @@ def test_pairs_are_correct_if_the_answer_is_the_top_token_of_the_vocabulary(fami
     run = family_run("gpt2")
     rows, words = [], sorted({word for pair in PAIRS for word in pair})
     for prompt in prompts:
-        demonstrated_words, batch = shown_words(prompt), il.tokenize(run.model, prompt, prepend_bos=False)
+        demonstrated_words, batch = (
+            shown_words(prompt),
+            il.tokenize(run.model, prompt, prepend_bos=False),
+        )
         scores = hf_log_probs(run, batch, 0)
         top = run.model.tokenizer.convert_ids_to_tokens(int(scores.argmax()))
-        best = max(words, key=lambda word: float(scores[run.model.tokenizer.convert_tokens_to_ids(word)].detach()))
+        best = max(
+            words,
+            key=lambda word: float(scores[run.model.tokenizer.convert_tokens_to_ids(word)].detach()),
+        )
         for answer in {best, top} - {*demonstrated_words}:
             rows.append(
-                il.Prompt(prompt.demonstrations, prompt.query, answer, (*dict.fromkeys(demonstrated_words), answer))
+                il.Prompt(
+                    prompt.demonstrations,
+                    prompt.query,
+                    answer,
+                    (*dict.fromkeys(demonstrated_words), answer),
+                )
             )
     comparison = il.compare_models(run.model, run.model, rows, prepend_bos=False)
     batch = il.tokenize(run.model, rows, prepend_bos=False)

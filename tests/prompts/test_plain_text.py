@@ -42,7 +42,10 @@ def test_answers_are_given_as_text_or_ids(ioi_pair):
     model, _ = ioi_pair
     mary, john = (int(il.tokenize(model, il.Text(IOI, answer=f" {name}")).answer_tokens) for name in ("Mary", "John"))
     assert mary != john
-    texts = [il.Text(IOI, answer=" Mary", against=" John"), il.Text(IOI, answer=john, against=[" Mary", 7])]
+    texts = [
+        il.Text(IOI, answer=" Mary", against=" John"),
+        il.Text(IOI, answer=john, against=[" Mary", 7]),
+    ]
     batch = il.tokenize(model, texts)
     assert batch.answer_tokens.tolist() == [mary, john]
     assert batch.against.tolist() == [[john, -1], [mary, 7]]
@@ -67,7 +70,10 @@ def test_answers_are_given_as_text_or_ids(ioi_pair):
         (lambda: il.Text(IOI + " ", answer="Mary"), "not a separate token"),
         (lambda: il.Text(IOI, answer=10_000), "token id 10000 is out of range"),
         (lambda: il.Text(IOI, answer=" Mary", against=" Mary"), "must differ"),
-        (lambda: [il.Text(IOI), il.Text(IOI, against=" Mary")], "all texts or none must have tokens to compare"),
+        (
+            lambda: [il.Text(IOI), il.Text(IOI, against=" Mary")],
+            "all texts or none must have tokens to compare",
+        ),
         (lambda: il.Text(" ".join(["Mary"] * 100)), "context length of 64"),
         (lambda: [il.Prompt.parse(families.PROMPT), il.Text(IOI)], "got both"),
     ],
@@ -144,7 +150,10 @@ def test_what_follows_a_capture_works_without_labels(free):
     again = il.Activations.from_cache(model, cache, batch)
     assert_close(il.head_log_prob_increase(again, targets), heads)
     assert acts.last_query((1, 0)).shape == (2, families.D_MODEL)
-    with il.edited(model, il.RemovePosition([(1, 0)])), il.patch_heads(model, [(2, 0)], batch, activation="v"):
+    with (
+        il.edited(model, il.RemovePosition([(1, 0)])),
+        il.patch_heads(model, [(2, 0)], batch, activation="v"),
+    ):
         il.capture(model, batch)
 
 

@@ -92,7 +92,10 @@ def test_columns_of_a_file_are_those_of_the_tasks_with_settings(tmp_path):
 
 @pytest.mark.parametrize("name", ["sst2", "antonyms", "sentiment-number"])
 def test_columns_without_a_file_are_refused(name):
-    with pytest.raises(InputError, match=rf"columns must be None for the task '{name}'.*; pass the file .* as path="):
+    with pytest.raises(
+        InputError,
+        match=rf"columns must be None for the task '{name}'.*; pass the file .* as path=",
+    ):
         load_task(name, columns=("note", "kind"))
 
 
@@ -100,7 +103,8 @@ def test_columns_without_a_file_are_refused(name):
 
 
 @pytest.mark.parametrize(
-    "name", [WORD_TASKS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in WORD_TASKS[1:])]
+    "name",
+    [WORD_TASKS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in WORD_TASKS[1:])],
 )
 def test_the_papers_word_tasks(name):
     """Two false demonstrations, two true ones, and the query, a word of the category named last."""
@@ -178,7 +182,11 @@ def test_balanced_layouts_ask_for_both_classes_and_exchange_labels_in_every_seco
             assert {
                 (demonstration.text, demonstration.label) for demonstration in prompt.demonstrations
             } == labeled_texts
-            assert (prompt.query, prompt.answer, prompt.labels) == (asked.query, label[asked.answer], ("foo", "bar"))
+            assert (prompt.query, prompt.answer, prompt.labels) == (
+                asked.query,
+                label[asked.answer],
+                ("foo", "bar"),
+            )
         is_own = [demonstration.label == near.answer for demonstration in near.demonstrations]
         assert is_own == [False, False, True, True]
         assert far.demonstrations == near.demonstrations[2:] + near.demonstrations[:2]
@@ -218,7 +226,10 @@ def test_prompts_differ_as_long_as_the_words_allow(words):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ({"name": "color-shape"}, "unknown task 'color-shape'.*sst2.*sentiment-number.*color, fruit, pair"),
+        (
+            {"name": "color-shape"},
+            "unknown task 'color-shape'.*sst2.*sentiment-number.*color, fruit, pair",
+        ),
         ({"name": "color-pair"}, "'pair' must have at least 3 words .*got 2"),
         ({"name": "pair-fruit"}, "no unused text"),
         (
@@ -296,7 +307,10 @@ def test_labels_that_name_classes_belong_to_them(folder, labels, classes, layout
     for prompt in prompts:
         assert prompt.labels == labels
         assert {demo.label for demo in prompt.demonstrations} == {*labels}
-        for text, label in [(prompt.query, prompt.answer), *((d.text, d.label) for d in prompt.demonstrations)]:
+        for text, label in [
+            (prompt.query, prompt.answer),
+            *((d.text, d.label) for d in prompt.demonstrations),
+        ]:
             assert kinds.get(label, kind_of(text)) == kind_of(text)
         assert all(kind_of(text) not in kinds.values() for text in texts_labeled(prompt, "other"))
         assert prompt.query not in {demo.text for demo in prompt.demonstrations}
@@ -442,7 +456,10 @@ def layouts(prompts, model, template):
 def test_rows_of_one_length_align(tmp_path, options, prefix):
     """With this tokenizer, most words have as many tokens as letters."""
     model, template = model_of("byte"), Template(prefix=prefix)
-    four = {"color": ["blue", "pink", "gold", "gray"], "fruit": ["pear", "plum", "lime", "kiwi", "date"]}
+    four = {
+        "color": ["blue", "pink", "gold", "gray"],
+        "fruit": ["pear", "plum", "lime", "kiwi", "date"],
+    }
     of_other_lengths = {"color": ["cyan-like", "red"], "fruit": ["fig", "banana", "apple"]}
     path = tmp_path / "words.json"
     path.write_text(json.dumps({"categories": {name: [*four[name], *of_other_lengths[name]] for name in four}}))
@@ -461,7 +478,16 @@ def test_rows_of_one_length_align(tmp_path, options, prefix):
 @pytest.mark.parametrize("classes", ["binary", "all"])
 def test_sentences_of_one_length_align(tmp_path, classes):
     model = model_of("word")
-    texts = ["one", "two", "love like", "happy sad", "nine three", "eight one", "one two", "the one two"]
+    texts = [
+        "one",
+        "two",
+        "love like",
+        "happy sad",
+        "nine three",
+        "eight one",
+        "one two",
+        "the one two",
+    ]
     rows = [{"text": f"{word} {text}", "label": kind} for kind, word in (("p", "love"), ("q", "sad")) for text in texts]
     path = write(tmp_path / "rows.jsonl", rows)
     task, options = TextTask("mine", path, classes=classes), {"n": 6, "labels": ["foo", "bar"]}
@@ -471,7 +497,13 @@ def test_sentences_of_one_length_align(tmp_path, classes):
 
 
 def test_rows_that_cannot_align_are_refused(words):
-    options = {"path": words, "layout": "last", "demonstrations": 1, "n": 4, "same_length_for": model_of("byte")}
+    options = {
+        "path": words,
+        "layout": "last",
+        "demonstrations": 1,
+        "n": 4,
+        "same_length_for": model_of("byte"),
+    }
     load_task("color-fruit", **options)
     with pytest.raises(InputError, match=r"same number of tokens.*prompt 1"):
         load_task("color-fruit", **options, labels=["foo", "zzzz"])

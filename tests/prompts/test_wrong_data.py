@@ -39,17 +39,37 @@ def labels_as_parquet(column):
 BAD_FILES = [
     (".jsonl", GOOD + "null\n", "line 17 is not a JSON object"),
     (".jsonl", DEEP, "as .jsonl"),
-    (".jsonl", GOOD + '{"text": "x", "label": "a", "label": "b"}\n', "the key 'label' occurs twice in one object"),
+    (
+        ".jsonl",
+        GOOD + '{"text": "x", "label": "a", "label": "b"}\n',
+        "the key 'label' occurs twice in one object",
+    ),
     (".jsonl", "\n\n", "got 0 queries"),
     (".jsonl", b'{"text": "\xff", "label": "a"}', "save it as UTF-8"),
     (".jsonl", GOOD + '{"text": "x"}\n', "row 17 has no column 'label'"),
     (".jsonl", GOOD + '{"text": ["x"], "label": "a"}\n', "row 17 has a list in column 'text'"),
-    (".jsonl", GOOD + '{"text": "x", "label": {"a": 1}}\n', "row 17 has an object in column 'label'"),
+    (
+        ".jsonl",
+        GOOD + '{"text": "x", "label": {"a": 1}}\n',
+        "row 17 has an object in column 'label'",
+    ),
     (".jsonl", GOOD + '{"text": NaN, "label": "a"}\n', "row 17 has nan in column 'text'"),
-    (".jsonl", GOOD + '{"text": "x \\ud800", "label": "a"}\n', "row 17 has an unpaired surrogate '\\ud800'"),
-    (".jsonl", lines(1, 2) + lines("1", text="other"), "is a number in some rows and the string '1' in others"),
+    (
+        ".jsonl",
+        GOOD + '{"text": "x \\ud800", "label": "a"}\n',
+        "row 17 has an unpaired surrogate '\\ud800'",
+    ),
+    (
+        ".jsonl",
+        lines(1, 2) + lines("1", text="other"),
+        "is a number in some rows and the string '1' in others",
+    ),
     (".jsonl", lines("a"), "at least two classes, got only 'a'"),
-    (".csv", "the play was bad,sad\nthe song was good,glad\n", "if these are cells, add a header line"),
+    (
+        ".csv",
+        "the play was bad,sad\nthe song was good,glad\n",
+        "if these are cells, add a header line",
+    ),
     (".csv", "", "as .csv"),
     (".csv", "text,text,label\nx,y,a\n", "different names"),
     (".csv", CSV + "x,y,z\n", "line 18 has 3 cells and the header 2"),
@@ -63,7 +83,11 @@ BAD_FILES = [
     (".txt", "x", "of type '.jsonl'"),
     (".xlsx", "PK", "save a table as .csv"),
     (".json", DEEP, "is not a word list"),
-    (".json", '{"categories": {"mine": ["a"], "yours": ["b"], "mine": ["c"]}}', "the key 'mine' occurs twice"),
+    (
+        ".json",
+        '{"categories": {"mine": ["a"], "yours": ["b"], "mine": ["c"]}}',
+        "the key 'mine' occurs twice",
+    ),
     (".json", '{"categories": null}', "categories must be an object"),
     (".json", '{"categories": {"mine": "abc"}}', "'mine' must be a list"),
     (".json", '{"categories": {"mine": ["a\\ud800"]}}', "must contain words"),
@@ -79,7 +103,8 @@ def test_bad_files_are_refused(tmp_path, suffix, content, words):
 
 
 @pytest.mark.parametrize(
-    "kinds", [("None", "NA"), ("null", "nan"), ("01", "1"), ("0", "00"), ("True", "true"), ("", "x")]
+    "kinds",
+    [("None", "NA"), ("null", "nan"), ("01", "1"), ("0", "00"), ("True", "true"), ("", "x")],
 )
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
 def test_classes_are_read_as_written(tmp_path, kinds, suffix):
@@ -96,7 +121,10 @@ def test_classes_are_read_as_written(tmp_path, kinds, suffix):
         texts = {
             text
             for prompt in prompts
-            for text in (prompt.query, *(demonstration.text for demonstration in prompt.demonstrations))
+            for text in (
+                prompt.query,
+                *(demonstration.text for demonstration in prompt.demonstrations),
+            )
         }
         assert texts <= {text for text, _ in rows}
 

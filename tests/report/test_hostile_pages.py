@@ -36,14 +36,23 @@ def pages(tmp_path_factory):
     texts = [HOSTILE, "&amp;\"'`", "a\u202eb", "{{ 7 * 7 }}"]
     prompts = [
         il.Prompt(
-            [il.Demonstration(texts[n % 4], LABELS[n % 2]), il.Demonstration(f"{n}", LABELS[1 - n % 2])],
+            [
+                il.Demonstration(texts[n % 4], LABELS[n % 2]),
+                il.Demonstration(f"{n}", LABELS[1 - n % 2]),
+            ],
             f"{texts[n % 3]} {n}",
             LABELS[n % 2],
         )
         for n in range(8)
     ]
     batch = il.tokenize(model, prompts)
-    about = {"text": HOSTILE, "chosen": HOSTILE, "behavior": HOSTILE, "model": HOSTILE, "command": COMMAND}
+    about = {
+        "text": HOSTILE,
+        "chosen": HOSTILE,
+        "behavior": HOSTILE,
+        "model": HOSTILE,
+        "command": COMMAND,
+    }
     circuit = il.locate_circuit(model, batch[:4], batch[4:], ["L1H0"], n_edges=3, n_random=3)
     ablation = il.ablate_with_controls(model, batch, ["L1H0"], n_random=3)
     explained = [il.explain(model, prompt, k=2, n_random=2) for prompt in prompts[:2]]

@@ -31,7 +31,13 @@ def colors(ax):
 
 
 def test_layer_bars_average_prompts_and_color_by_sign():
-    rows = [(0, 0, "attn", 1.0), (1, 0, "attn", 2.0), (0, 1, "attn", -1.0), (0, 0, "ffn", 0.5), (0, 1, "ffn", 0.25)]
+    rows = [
+        (0, 0, "attn", 1.0),
+        (1, 0, "attn", 2.0),
+        (0, 1, "attn", -1.0),
+        (0, 0, "ffn", 0.5),
+        (0, 1, "ffn", 0.25),
+    ]
     figure = plots.layer_bars(pd.DataFrame(rows, columns=["prompt", "layer", "component", "increase"]))
     attn, ffn = figure.axes
     assert heights(attn) == [1.5, -1.0]
@@ -61,9 +67,19 @@ def test_the_caller_names_what_a_heatmap_shows():
     """An array of any quantity is never called an increase; a table has the name of its column."""
     grid = np.array([[0.0, 1.0, -2.0]])
     table = pd.DataFrame(
-        {"layer": [0] * 3, "head": range(3), "name": list("abc"), "contrast": grid[0], "AUROC": grid[0]}
+        {
+            "layer": [0] * 3,
+            "head": range(3),
+            "name": list("abc"),
+            "contrast": grid[0],
+            "AUROC": grid[0],
+        }
     )
-    named = [(grid, {}, ""), (grid, {"label": "attention"}, "attention"), (table, {"value": "AUROC"}, "AUROC")]
+    named = [
+        (grid, {}, ""),
+        (grid, {"label": "attention"}, "attention"),
+        (table, {"value": "AUROC"}, "AUROC"),
+    ]
     for source, options, label in [*named, (table, {"value": "contrast"}, "contrast (nats)")]:
         assert plots.head_heatmap(source, **options).axes[1].get_ylabel() == label
     assert plots.top_head_bars(table, value="contrast").axes[0].get_xlabel() == "contrast (nats)"
@@ -80,10 +96,18 @@ def test_the_caller_names_what_a_heatmap_shows():
 
 def test_top_heads_are_ordered_with_their_intervals():
     heads = pd.DataFrame(
-        {"name": ["L0H0", "L0H1", "L5H3"], "increase": [0.5, -1.0, 2.0], "low": [0.25, -1.5, 1.0], "high": [1.0, 0, 4]}
+        {
+            "name": ["L0H0", "L0H1", "L5H3"],
+            "increase": [0.5, -1.0, 2.0],
+            "low": [0.25, -1.5, 1.0],
+            "high": [1.0, 0, 4],
+        }
     )
     ax = plots.top_head_bars(heads, k=2).axes[0]
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["L0H0", "L5H3"]  # upwards: best on top
+    assert [label.get_text() for label in ax.get_yticklabels()] == [
+        "L0H0",
+        "L5H3",
+    ]  # upwards: best on top
     assert [bar.get_width() for bar in ax.patches] == [0.5, 2.0]
     segments = next(c for c in ax.collections if hasattr(c, "get_segments")).get_segments()
     assert [segment[:, 0].tolist() for segment in segments] == [[0.25, 1.0], [1.0, 4.0]]
@@ -91,11 +115,20 @@ def test_top_heads_are_ordered_with_their_intervals():
 
 
 def test_label_attention_pairs_true_and_false():
-    rows = [("L3H1", True, 0.5), ("L3H1", True, 0.7), ("L3H1", False, 0.1), ("L0H2", True, 0.2), ("L0H2", False, 0.3)]
+    rows = [
+        ("L3H1", True, 0.5),
+        ("L3H1", True, 0.7),
+        ("L3H1", False, 0.1),
+        ("L0H2", True, 0.2),
+        ("L0H2", False, 0.3),
+    ]
     ax = plots.label_attention_bars(pd.DataFrame(rows, columns=["name", "is_answer", "attention"])).axes[0]
     assert heights(ax) == pytest.approx([0.6, 0.2, 0.1, 0.3])
     assert [label.get_text() for label in ax.get_xticklabels()] == NAMES  # the table's order
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["true label", "false label"]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == [
+        "true label",
+        "false label",
+    ]
     assert ax.get_ylabel() == "attention probability"
     lefts = [bar.get_x() for bar in ax.patches]
     assert lefts[2] == pytest.approx(lefts[0] + 0.4)  # side by side
@@ -103,7 +136,13 @@ def test_label_attention_pairs_true_and_false():
 
 def test_label_attention_with_intervals_and_a_group_missing_for_a_head():
     frame = pd.DataFrame(
-        {"name": NAMES, "group": ["x", "y"], "attention": [0.5, 0.2], "low": [0.4, 0.1], "high": [0.6, 0.4]}
+        {
+            "name": NAMES,
+            "group": ["x", "y"],
+            "attention": [0.5, 0.2],
+            "low": [0.4, 0.1],
+            "high": [0.6, 0.4],
+        }
     )
     ax = plots.label_attention_bars(frame, group="group", names={"x": "first"}).axes[0]
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["y", "first"]
@@ -116,7 +155,10 @@ def test_scatter_draws_every_row_by_group():
     ax = plots.attention_scatter(frame, hue="name").axes[0]
     points = {c.get_label(): c.get_offsets().tolist() for c in ax.collections if c.get_label() in "ab"}
     assert points == {"a": [[0.1, -1.0], [0.9, 2.0]], "b": [[0.5, 0.0]]}
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("attention probability", "log-probability increase (nats)")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == (
+        "attention probability",
+        "log-probability increase (nats)",
+    )
     plain = plots.attention_scatter(frame).axes[0]
     assert plain.get_legend() is None
 
@@ -126,7 +168,10 @@ def test_layers_have_intervals():
     table = pd.DataFrame(rows, columns=["layer", "component", "contrast", "low", "high"])
     figure = plots.layer_bars(table, value="contrast")
     bars = next(c for c in figure.axes[0].collections if hasattr(c, "get_segments"))
-    assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [[0.5, 2.0], [-1.25, -0.5]]
+    assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [
+        [0.5, 2.0],
+        [-1.25, -0.5],
+    ]
     assert figure.get_supylabel() == "contrast (nats)"
 
 
@@ -149,9 +194,20 @@ def test_models_are_compared_on_one_scale_with_intervals_and_labels_apart():
 
 
 def test_curves_have_bands_where_the_table_has_their_ends():
-    table = pd.DataFrame({"step": [1, 2], "a": [0.5, 0.75], "b": [0.2, 0.1], "a_low": [0.4, 0.5], "a_high": [0.6, 1.0]})
+    table = pd.DataFrame(
+        {
+            "step": [1, 2],
+            "a": [0.5, 0.75],
+            "b": [0.2, 0.1],
+            "a_low": [0.4, 0.5],
+            "a_high": [0.6, 1.0],
+        }
+    )
     (ax,) = plots.curves(table, {"a": "first", "b": "second"}, x="step", label="share").axes
-    assert [line.get_xydata().tolist() for line in ax.lines] == [[[1, 0.5], [2, 0.75]], [[1, 0.2], [2, 0.1]]]
+    assert [line.get_xydata().tolist() for line in ax.lines] == [
+        [[1, 0.5], [2, 0.75]],
+        [[1, 0.2], [2, 0.1]],
+    ]
     assert len({line.get_marker() for line in ax.lines}) == len({line.get_color() for line in ax.lines}) == 2
     (band,) = ax.collections
     corners = {tuple(corner) for corner in band.get_paths()[0].vertices.tolist()}
@@ -211,7 +267,12 @@ def test_an_explanation_has_three_figures_that_fit_and_are_legible(width, tmp_pa
         canvas.draw()
         renderer = canvas.get_renderer()
         for ax in figure.axes:
-            for label in [*ax.get_xticklabels(), *ax.get_yticklabels(), ax.xaxis.label, ax.yaxis.label]:
+            for label in [
+                *ax.get_xticklabels(),
+                *ax.get_yticklabels(),
+                ax.xaxis.label,
+                ax.yaxis.label,
+            ]:
                 if label.get_text():
                     assert label.get_fontsize() >= 6
             label_boxes = [x.get_window_extent(renderer) for x in ax.get_xticklabels() if x.get_text()]
@@ -222,8 +283,16 @@ def test_an_explanation_has_three_figures_that_fit_and_are_legible(width, tmp_pa
 
 
 def writer_rows(intervals):
-    rows = [("L4H0", "query", "F0", 2.0), ("L4H0", "query", "L1H0", -0.5), ("L4H0", "value", "F9", 9.0)]
-    rows += [("L4H0", "key", "F1", 0.75), ("L4H0", "key", "embed", 1.5), ("L4H0", "key", "bias", 0.1)]
+    rows = [
+        ("L4H0", "query", "F0", 2.0),
+        ("L4H0", "query", "L1H0", -0.5),
+        ("L4H0", "value", "F9", 9.0),
+    ]
+    rows += [
+        ("L4H0", "key", "F1", 0.75),
+        ("L4H0", "key", "embed", 1.5),
+        ("L4H0", "key", "bias", 0.1),
+    ]
     rows += [
         ("L4H0", "pair", "F0 × embed", 1.2),
         ("L4H0", "pair", "L1H0 × F1", -0.3),
@@ -237,7 +306,10 @@ def writer_rows(intervals):
 def test_writers_stand_left_and_right_with_their_strongest_pairs_between(intervals, tmp_path):
     figure = plots.writer_pairs(writer_rows(intervals), name="L4H0", n=2)
     left, middle, right = figure.axes
-    for ax, names, values in ((left, ["F0", "L1H0"], [2.0, -0.5]), (right, ["embed", "F1"], [1.5, 0.75])):
+    for ax, names, values in (
+        (left, ["F0", "L1H0"], [2.0, -0.5]),
+        (right, ["embed", "F1"], [1.5, 0.75]),
+    ):
         assert [label.get_text() for label in ax.get_yticklabels()] == names
         assert [bar.get_width() for bar in ax.patches] == values
         assert bool(ax.collections) == intervals  # error bars
@@ -256,12 +328,24 @@ def test_writers_stand_left_and_right_with_their_strongest_pairs_between(interva
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
-        (lambda: plots.layer_bars(pd.DataFrame({"layer": [0]})), "columns 'component', 'increase', got"),
-        (lambda: plots.writer_pairs(writer_rows(False), name="L5H1"), "query and key parts of 'L5H1'"),
-        (lambda: plots.top_head_bars(pd.DataFrame({"name": [], "increase": []})), "at least one row"),
+        (
+            lambda: plots.layer_bars(pd.DataFrame({"layer": [0]})),
+            "columns 'component', 'increase', got",
+        ),
+        (
+            lambda: plots.writer_pairs(writer_rows(False), name="L5H1"),
+            "query and key parts of 'L5H1'",
+        ),
+        (
+            lambda: plots.top_head_bars(pd.DataFrame({"name": [], "increase": []})),
+            "at least one row",
+        ),
         (lambda: plots.curves(pd.DataFrame({"a": [1.0]}), {}, x="a"), "at least one column"),
         (lambda: plots.head_heatmap(np.ones(3)), r"\[layer head\], got \[3\]"),
-        (lambda: plots.attention_scatter(pd.DataFrame({"attention": [1.0], "increase": [1.0]}), hue="x"), "'x', got"),
+        (
+            lambda: plots.attention_scatter(pd.DataFrame({"attention": [1.0], "increase": [1.0]}), hue="x"),
+            "'x', got",
+        ),
     ],
 )
 def test_tables_that_do_not_fit_are_said(draw, message):
@@ -274,7 +358,11 @@ def rgba(png):
 
 
 @pytest.mark.parametrize(
-    "name", ["heads", *(pytest.param(name, marks=pytest.mark.slow) for name in ("layers", "top_heads", "attention"))]
+    "name",
+    [
+        "heads",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("layers", "top_heads", "attention")),
+    ],
 )
 def test_a_notebook_shows_figures_on_any_background(monkeypatch, name):
     """In a notebook, the background is transparent and no opaque ink is near black or white; files

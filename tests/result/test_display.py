@@ -39,7 +39,10 @@ def test_text_and_html_show_the_same_rows(displayed, name):
     cells = re.compile(r"<t[hd](?: [^>]*)?>(.*?)</t[hd]>")
     rows = [list(map(unescape, cells.findall(row))) for row in html.split("<tr>")[1:]]
     lines = [line for line in lines if not line.startswith("…")]
-    assert [" ".join(row).split() for row in rows] == [header.split(), *[line.split() for line in lines]]
+    assert [" ".join(row).split() for row in rows] == [
+        header.split(),
+        *[line.split() for line in lines],
+    ]
     assert all(len(line) < 100 for line in repr(result).splitlines())
 
 
@@ -56,10 +59,23 @@ def test_top_heads_show_their_values(displayed):
 def test_top_subheads_name_their_tokens(displayed, gpt2_batch):
     top = displayed["subheads"]
     frame = top.to_frame()
-    assert list(frame.columns) == ["name", "position", "token", "value", "prompt", "rank", "layer", "head"]
+    assert list(frame.columns) == [
+        "name",
+        "position",
+        "token",
+        "value",
+        "prompt",
+        "rank",
+        "layer",
+        "head",
+    ]
     for row in frame.itertuples():
         place = row.prompt, row.rank - 1
-        assert (row.layer, row.head, row.position) == (top.layer[place], top.head[place], top.position[place])
+        assert (row.layer, row.head, row.position) == (
+            top.layer[place],
+            top.head[place],
+            top.position[place],
+        )
         assert row.token == gpt2_batch.token_names[row.prompt][row.position]
         assert row.value == float(top.value[place])
 
@@ -69,13 +85,20 @@ def test_layers_and_effects_show_their_values(displayed):
     frame = layers.to_frame()
     row = frame[(frame["prompt"] == 1) & (frame["layer"] == 2) & (frame["component"] == "attn")]
     assert row["value"].item() == float(layers.attn[1, 2])
-    assert repr(layers).splitlines()[3].split() == ["1", *[f"{x[:, 1].mean():+.3f}" for x in layers]]
+    assert repr(layers).splitlines()[3].split() == [
+        "1",
+        *[f"{x[:, 1].mean():+.3f}" for x in layers],
+    ]
     frame = effects.to_frame()
     row = frame[(frame["prompt"] == 2) & (frame["name"] == "L1H3")]
     assert row["log_prob"].item() == float(effects.log_prob[2, 1, 3])
     assert row["log_odds"].item() == float(effects.log_odds[2, 1, 3])
     best = effects.top(1)[0]
-    expected = [str(best), f"{effects.log_odds.mean(0)[best]:+.3f}", f"{effects.log_prob.mean(0)[best]:+.3f}"]
+    expected = [
+        str(best),
+        f"{effects.log_odds.mean(0)[best]:+.3f}",
+        f"{effects.log_prob.mean(0)[best]:+.3f}",
+    ]
     assert repr(effects).splitlines()[2].split() == expected
 
 

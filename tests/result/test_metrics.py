@@ -50,7 +50,11 @@ def test_log_odds_are_against_the_other_labels_together():
     odds = label_log_odds(probabilities.log(), torch.tensor([0, 2]), choices=two)
     torch.testing.assert_close(odds, torch.tensor([2.0, 1.5]).log())
     with pytest.raises(InputError, match="only one label"):
-        label_log_odds(probabilities.log(), torch.tensor([0, 2]), choices=two & torch.tensor([[True, False, True]]))
+        label_log_odds(
+            probabilities.log(),
+            torch.tensor([0, 2]),
+            choices=two & torch.tensor([[True, False, True]]),
+        )
     with pytest.raises(InputError, match="some are -1"):
         label_log_odds(probabilities.log(), torch.tensor([0, -1]))
 
@@ -79,7 +83,10 @@ def test_a_table_has_the_interval_of_every_entry():
     for kind, layer, *interval in table.itertuples(index=False):
         assert interval == pytest.approx([*bootstrap_interval(values[:, "xy".index(kind), layer], clusters=clusters)])
     assert interval_table(values.numpy(), {"kind": "xy", "layer": range(3)}, clusters)["value"].equals(table["effect"])
-    for axes, queries in (({"kind": "xy", "layer": range(4)}, clusters), ({"kind": "xy", "layer": range(3)}, ["one"])):
+    for axes, queries in (
+        ({"kind": "xy", "layer": range(4)}, clusters),
+        ({"kind": "xy", "layer": range(3)}, ["one"]),
+    ):
         with pytest.raises(InputError, match=r"shape \[prompt kind layer\] = "):
             interval_table(values, axes, queries)
 

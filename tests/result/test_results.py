@@ -67,7 +67,8 @@ MAKE = {
     "RepeatedTokenScores": lambda m: il.repeated_token_scores(m.model, n=2),
     "TaskCheck": lambda m: il.task_check(m.model, TASK, n=20),
     "PairCheck": lambda m: il.task_check(
-        m.model, [il.Prompt(p.demonstrations, p.query, "qux", ("foo", "bar", "qux")) for p in il.load_task(TASK, n=20)]
+        m.model,
+        [il.Prompt(p.demonstrations, p.query, "qux", ("foo", "bar", "qux")) for p in il.load_task(TASK, n=20)],
     ),
 }
 """How each public result is made."""
@@ -207,8 +208,14 @@ def test_a_result_comes_back_from_its_file_and_other_files_are_refused(made, nam
     assert {"icl-lens", "torch"} <= state["versions"].keys()
     first = fields(type(saved))[0].name
     for change, message in [
-        ({"version": 99}, rf"must be {saved.version}, got 99; load it with the icl-lens version that it lists"),
-        ({"format": "icl-lens other"}, f"is not a saved {name}; pass a file written by {name}.save"),
+        (
+            {"version": 99},
+            rf"must be {saved.version}, got 99; load it with the icl-lens version that it lists",
+        ),
+        (
+            {"format": "icl-lens other"},
+            f"is not a saved {name}; pass a file written by {name}.save",
+        ),
         ({first: {"no": "such"}}, f"(?s)is damaged .*; pass a file written by {name}.save"),
     ]:
         path.write_text(json.dumps(state | change))
@@ -224,7 +231,22 @@ def test_a_result_comes_back_from_its_file_and_other_files_are_refused(made, nam
         type(saved).load(tmp_path / "missing.json")
 
 
-WRONG = [None, "x", "NaN", "-Infinity", [], {}, [[]], True, -1, 0.5, 10**400, 1e308, "float128", "L99H99"]
+WRONG = [
+    None,
+    "x",
+    "NaN",
+    "-Infinity",
+    [],
+    {},
+    [[]],
+    True,
+    -1,
+    0.5,
+    10**400,
+    1e308,
+    "float128",
+    "L99H99",
+]
 
 
 def places(value, path=()):

@@ -107,9 +107,20 @@ def test_a_heading_may_be_wider_than_its_table(capsys):
 def test_pages_have_everything_and_bars_have_one_scale():
     page = Shown().to_html()
     text = " ".join(unescape(re.sub("<[^>]*>", " ", page.partition("<body>")[2])).split())
-    for words in ("kind", "Title plain", "Finding plain.", "How to read it.", "Note plain.", "run plain", "Only pages"):
+    for words in (
+        "kind",
+        "Title plain",
+        "Finding plain.",
+        "How to read it.",
+        "Note plain.",
+        "run plain",
+        "Only pages",
+    ):
         assert words in text
-    assert re.findall(r'class="bar (.)" style="--v:([\d.]+)%', page) == [("n", "100.0"), ("p", "50.0")]
+    assert re.findall(r'class="bar (.)" style="--v:([\d.]+)%', page) == [
+        ("n", "100.0"),
+        ("p", "50.0"),
+    ]
     assert 'data-head="L0H1" data-value="-2"' in page
     assert page.count('class="dots"') == 3
     assert "icl-lens-twin" in Shown()._repr_html_()

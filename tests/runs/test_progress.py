@@ -50,7 +50,10 @@ def test_there_is_no_bar_without_a_terminal_and_none_if_it_is_switched_off():
 
 def test_loops_below_a_function_with_progress_show_no_bar_of_their_own():
     stages = []
-    with redirect_stderr(Terminal()) as terminal, progress_callback(lambda *stage: stages.append(stage)) as report:
+    with (
+        redirect_stderr(Terminal()) as terminal,
+        progress_callback(lambda *stage: stages.append(stage)) as report,
+    ):
         report("explaining", 0, 5)
         with steps("scoring", 10):
             time.sleep(0.8)

@@ -122,7 +122,9 @@ def test_chunks_of_a_version_with_other_columns_are_refused(gpt2, prompts, out, 
     (out / "other-scores-of-3-00001.parquet").unlink()
     measure = ListedHeads.measure
     monkeypatch.setattr(
-        ListedHeads, "measure", lambda self, rows: measure(self, rows) | {"new": torch.zeros(len(rows), 3)}
+        ListedHeads,
+        "measure",
+        lambda self, rows: measure(self, rows) | {"new": torch.zeros(len(rows), 3)},
     )
     with pytest.raises(il.InputError, match="differ in new; the folder was begun by another version"):
         locate(gpt2, prompts, out)

@@ -91,7 +91,11 @@ def jupyter_home(home: Path) -> dict[str, str]:
     settings.mkdir(parents=True)
     (settings / "themes.jupyterlab-settings").write_text('{"theme": "JupyterLab Dark"}')
     (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')
-    names = {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "run"}
+    names = {
+        "JUPYTER_CONFIG_DIR": "config",
+        "JUPYTER_DATA_DIR": "data",
+        "JUPYTER_RUNTIME_DIR": "run",
+    }
     return {name: str(home / folder) for name, folder in names.items()}
 
 
@@ -102,4 +106,11 @@ def jupyter(name: str) -> list[str]:
     path = program(name)
     if path is None:
         pytest.skip(f"{name} is missing: no live notebook is drawn")
-    return [path, "--no-browser", "--allow-root", "--port={port}", "--port-retries=0", "--IdentityProvider.token="]
+    return [
+        path,
+        "--no-browser",
+        "--allow-root",
+        "--port={port}",
+        "--port-retries=0",
+        "--IdentityProvider.token=",
+    ]

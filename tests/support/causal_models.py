@@ -44,7 +44,12 @@ SIZES = {name: size for size, names in _SIZES.items() for name in names.split()}
 _IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 _HYBRID = {"mamba_expand": 2, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1}
 _GEMMA_LAYERS = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
-_GEMMA4 = {"num_kv_shared_layers": 0, "layer_types": _GEMMA_LAYERS, "head_dim": 8, "global_head_dim": 16}
+_GEMMA4 = {
+    "num_kv_shared_layers": 0,
+    "layer_types": _GEMMA_LAYERS,
+    "head_dim": 8,
+    "global_head_dim": 16,
+}
 OPTIONS: dict[str, dict[str, Any]] = {
     "bamba": _HYBRID | {"attn_layer_indices": [1, 3]},
     "granitemoehybrid": _HYBRID | {"layer_types": ["mamba", "attention"] * 2},
@@ -58,12 +63,21 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "activation_sparsity_pattern": [0.0] * 4,
         "intermediate_size": [48] * 4,
     },
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
+    "jamba": {
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+    },
     "gemma4_text": _GEMMA4 | {"hidden_size_per_layer_input": 8},
     "gemma4_unified_text": _GEMMA4,
     "falcon_h1": {"mamba_d_ssm": 64},
     "reformer": {"is_decoder": True, "axial_pos_embds": False},
-    "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2, "hybrid_layer_ids": [1, 3], "attention_hidden_size": 64},
+    "zamba2": {
+        "layers_block_type": ["mamba", "hybrid"] * 2,
+        "hybrid_layer_ids": [1, 3],
+        "attention_hidden_size": 64,
+    },
     "cohere_compass_text": {"layer_types": ["full_attention"] * 4},
     "zaya": {"num_experts_per_tok": 1},
 }

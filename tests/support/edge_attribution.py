@@ -67,7 +67,11 @@ def attribute_edges(
             _add_gradients(view, acts, edges, path, share)
         for edge in edges:
             at = masks[prompts][..., : edge.x.shape[1]].to(edge.x)
-            total = einsum(edge.gradient, edge.change, "batch part pos d, batch pos writer d -> batch part pos writer")
+            total = einsum(
+                edge.gradient,
+                edge.change,
+                "batch part pos d, batch pos writer d -> batch part pos writer",
+            )
             total = einsum(total, at, "batch part pos writer, batch role pos -> batch part role writer")
             gradients[edge.reader.head].append(total / len(shares))
     return {head: torch.cat(pieces) for head, pieces in gradients.items()}

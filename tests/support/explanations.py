@@ -48,14 +48,23 @@ def shown_text(printable: Any, width: int = 4000) -> str:
 
 def changed(explanation: Explanation, **values: Any) -> Explanation:
     """Return an explanation with other values of fields, each in the section that has it."""
-    sections = ("settings", "input", "scores", "layers", "all_heads", "subheads")  # `target` is the one of scores
+    sections = (
+        "settings",
+        "input",
+        "scores",
+        "layers",
+        "all_heads",
+        "subheads",
+    )  # `target` is the one of scores
     section_of = {section_field.name: name for name in sections for section_field in fields(getattr(explanation, name))}
     top_values = {name: values[name] for name in values if name not in section_of}
     by_section: dict[str, dict[str, Any]] = defaultdict(dict)
     for name in values.keys() - top_values.keys():
         by_section[section_of[name]][name] = values[name]
     return replace(
-        explanation, **top_values, **{k: replace(getattr(explanation, k), **v) for k, v in by_section.items()}
+        explanation,
+        **top_values,
+        **{k: replace(getattr(explanation, k), **v) for k, v in by_section.items()},
     )
 
 
@@ -104,7 +113,8 @@ def made(
     scored = scores()
     target = prompt.answer or max(zip(scored, prompt.labels, strict=True))[1]
     layer_report = LayerReport(
-        tuple(rng.gauss(0.2, 0.5) for _ in range(layers)), tuple(rng.gauss(0.1, 0.3) for _ in range(layers))
+        tuple(rng.gauss(0.2, 0.5) for _ in range(layers)),
+        tuple(rng.gauss(0.1, 0.3) for _ in range(layers)),
     )
     return Explanation(
         model=model,

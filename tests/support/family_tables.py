@@ -20,12 +20,22 @@ def refused(version: tuple[int, int]) -> dict[str, tuple[str, str]]:
         "lfm2": ("layers without attention \\(layers 0, 2\\)", "layers without attention"),
         "qwen3_5": ("layers without attention \\(layers 0, 2\\)", "layers without attention"),
         "mamba": ("it has no attention", "no attention"),
-        "deepseek_v3": ("latent attention", "latent attention has no key and value matrices per head"),
+        "deepseek_v3": (
+            "latent attention",
+            "latent attention has no key and value matrices per head",
+        ),
         "gemma3n": ("could not load", "TransformerLens cannot load the text model"),
-        "gemma4": ("W_Q in layer 0 does not have the size 4×32×16", "heads and FFNs of other sizes in some layers"),
+        "gemma4": (
+            "W_Q in layer 0 does not have the size 4×32×16",
+            "heads and FFNs of other sizes in some layers",
+        ),
     }
     if version < (4, 0):
-        for family, model_class in [("cohere", "Cohere"), ("cohere2", "Cohere2"), ("hunyuan", "HunYuanDenseV1")]:
+        for family, model_class in [
+            ("cohere", "Cohere"),
+            ("cohere2", "Cohere2"),
+            ("hunyuan", "HunYuanDenseV1"),
+        ]:
             reasons[family] = (
                 f"{model_class}ForCausalLM is not supported with TransformerLens 3",
                 "TransformerLens 3 computes other logits than the model",
@@ -43,22 +53,50 @@ SOFT_CAPPED = {"gemma2"}
 # Families that HookedTransformer does not support: TransformerLens' converters refuse them or
 # change the model.
 _NO_CONVERTER = (
-    *("falcon", "falcon_new", "falcon_alibi", "granite", "cohere", "stablelm", "starcoder2", "opt_post_norm"),
+    *(
+        "falcon",
+        "falcon_new",
+        "falcon_alibi",
+        "granite",
+        "cohere",
+        "stablelm",
+        "starcoder2",
+        "opt_post_norm",
+    ),
     *sorted(families.SLOW - {"apertus", "mixtral", "olmoe"}),
 )
 NOT_HOOKED = {
     **dict.fromkeys(_NO_CONVERTER, "TransformerLens has no converter for it"),
     "llama_bias": "TransformerLens sets the biases to zero, which makes it another model",
     **dict.fromkeys(
-        ("olmo3", "gpt_oss"), "TransformerLens' weight processing makes it another model (exact with raw weights)"
+        ("olmo3", "gpt_oss"),
+        "TransformerLens' weight processing makes it another model (exact with raw weights)",
     ),
     "olmo2": "TransformerLens cannot convert grouped queries (exact for models without them)",
 }
 HOOKED_EXACT = sorted(set(families.CONFIGS) - set(NOT_HOOKED))
 
 OTHER_TYPES = {
-    *("ernie4_5", "ernie4_5_moe", "exaone4", "flex_olmo", "glm4_moe", "gpt-sw3", "gpt_bigcode", "internlm3"),
-    *("iquestcoder", "jais2", "llama4", "llama4_text", "minimax_m2", "ministral3", "nanochat", "olmo"),
+    *(
+        "ernie4_5",
+        "ernie4_5_moe",
+        "exaone4",
+        "flex_olmo",
+        "glm4_moe",
+        "gpt-sw3",
+        "gpt_bigcode",
+        "internlm3",
+    ),
+    *(
+        "iquestcoder",
+        "jais2",
+        "llama4",
+        "llama4_text",
+        "minimax_m2",
+        "ministral3",
+        "nanochat",
+        "olmo",
+    ),
     "vaultgemma",
 }
 """Model types that no family above has, and that agree with Hugging Face on one prompt
@@ -72,7 +110,16 @@ def listed_types() -> set[str]:
 
 
 _RECOMPUTING = (
-    *("Block", "Reweight", "RemovePosition", "patch_heads", "Patch", "edited", "score", "debias_edits"),
+    *(
+        "Block",
+        "Reweight",
+        "RemovePosition",
+        "patch_heads",
+        "Patch",
+        "edited",
+        "score",
+        "debias_edits",
+    ),
     "two_towers",
     "locate.exchange",
 )

@@ -39,7 +39,13 @@ _SIZES: dict[str, Any] = {
     "rms_norm_eps": 1e-3,  # far from the default, so that a loader that ignores it is found out
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
 }
-_GPT2 = {"n_positions": 1024, "n_embd": 64, "n_layer": 3, "n_head": N_HEADS, "layer_norm_epsilon": 1e-3}
+_GPT2 = {
+    "n_positions": 1024,
+    "n_embd": 64,
+    "n_layer": 3,
+    "n_head": N_HEADS,
+    "layer_norm_epsilon": 1e-3,
+}
 _CAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0}
 # Files hold no attention scale: loaders take 1/√head_dim, which is Gemma's default scale if
 # head_dim is 256
@@ -58,7 +64,11 @@ def _gemma3(**rope: Any) -> dict[str, Any]:
 ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "bytes", _SIZES),
     "llama_pieces": ("llama", "pieces", _SIZES),
-    "llama3": ("llama", "bytes", _SIZES | {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
+    "llama3": (
+        "llama",
+        "bytes",
+        _SIZES | {"rope_parameters": _LLAMA3, "tie_word_embeddings": True},
+    ),
     "qwen2": ("qwen2", "bytes", _SIZES),
     "qwen3": ("qwen3", "bytes", _SIZES | {"head_dim": 32}),
     "gemma2": ("gemma2", "pieces", _GEMMA | _CAPS),
@@ -228,7 +238,11 @@ def _write_settings(writer: gguf.GGUFWriter, name: str, config: Any, settings: M
         else:
             writer.add_layer_norm_rms_eps(config.rms_norm_eps)
         if rope["rope_type"] == "linear":
-            settings = {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"], **settings}
+            settings = {
+                "rope.scaling.type": "linear",
+                "rope.scaling.factor": rope["factor"],
+                **settings,
+            }
     key_names = {
         "head_dim": ("attention.key_length", "attention.value_length"),
         "sliding_window": ("attention.sliding_window",),

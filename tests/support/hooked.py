@@ -10,7 +10,10 @@ from typing import Any
 
 from transformer_lens import HookedTransformer
 from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
-from transformer_lens.loading_from_pretrained import get_pretrained_model_config, get_pretrained_state_dict
+from transformer_lens.loading_from_pretrained import (
+    get_pretrained_model_config,
+    get_pretrained_state_dict,
+)
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 BY_OFFICIAL_NAME = {"gemma", "gemma2", "gemma3_text", "olmo2", "phi"}
@@ -67,9 +70,15 @@ def _config(hf: PreTrainedModel) -> dict[str, Any]:
         "window_size": c.sliding_window,
     }
     if c.model_type == "gemma2":
-        caps = {"attn_scores_soft_cap": c.attn_logit_softcapping, "output_logits_soft_cap": c.final_logit_softcapping}
+        caps = {
+            "attn_scores_soft_cap": c.attn_logit_softcapping,
+            "output_logits_soft_cap": c.final_logit_softcapping,
+        }
         return config | caps
-    return config | {"rotary_base_local": rope["sliding_attention"]["rope_theta"], "use_qk_norm": True}
+    return config | {
+        "rotary_base_local": rope["sliding_attention"]["rope_theta"],
+        "use_qk_norm": True,
+    }
 
 
 def hooked(

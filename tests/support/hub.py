@@ -39,7 +39,10 @@ class Hub:
         return hashlib.sha1(f"{name} {revision}".encode()).hexdigest()
 
     def answer(self, request: Any) -> Any:
-        path, token = request.url.path, request.headers.get("authorization", "").removeprefix("Bearer ")
+        path, token = (
+            request.url.path,
+            request.headers.get("authorization", "").removeprefix("Bearer "),
+        )
         self.asked.append(path)
         fault, pattern = self.fault or ("", "")
         if not fault or not re.search(pattern, path):
@@ -58,7 +61,8 @@ class Hub:
             return refused(404, "RepoNotFound", "") if token else refused(401, "", "Invalid username or password.")
         commits = {self.commit(name, revision): revision for revision in revisions}
         commit = next(
-            (commit_id for commit_id, revision in commits.items() if (wanted or "main") in (commit_id, revision)), None
+            (commit_id for commit_id, revision in commits.items() if (wanted or "main") in (commit_id, revision)),
+            None,
         )
         if commit is None:
             return refused(404, "RevisionNotFound", f"Invalid rev id: {wanted}")

@@ -17,11 +17,33 @@ from icl_lens.prompts.tasks import load_task
 
 ROOT = Path(__file__).parent.parent.parent
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "PORT"]
-ACCELERATE = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+ACCELERATE = [
+    "-m",
+    "accelerate.commands.launch",
+    "--multi_gpu",
+    "--num_processes",
+    "2",
+    "--num_machines",
+    "1",
+]
 ACCELERATE += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "PORT"]
-NODES = ["-m", "torch.distributed.run", "--nnodes", "2", "--node_rank", "NODE", "--nproc_per_node", "1"]
+NODES = [
+    "-m",
+    "torch.distributed.run",
+    "--nnodes",
+    "2",
+    "--node_rank",
+    "NODE",
+    "--nproc_per_node",
+    "1",
+]
 NODES += ["--master_addr", "127.0.0.1", "--master_port", "PORT"]
-SRUN = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "NODE", "SLURM_LOCALID": "NODE", "MASTER_PORT": "PORT"}
+SRUN = {
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_PROCID": "NODE",
+    "SLURM_LOCALID": "NODE",
+    "MASTER_PORT": "PORT",
+}
 SRUN |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
 LAUNCHES = {"torchrun": TORCHRUN, "accelerate": ACCELERATE, "two nodes": NODES, "srun": SRUN}
 """Ways to start two processes: on one machine by each launcher, on two "machines" that are both this one, and with the

@@ -13,7 +13,11 @@ class Page(HTMLParser):
         self.elements, self.text, self.scripts, self._inside = [], "", [], []
         self.feed(source)
         self.close()
-        code = [asset("host_theme.js") + asset("theme.js"), asset("page.js"), asset("circuitsvis.js")]
+        code = [
+            asset("host_theme.js") + asset("theme.js"),
+            asset("page.js"),
+            asset("circuitsvis.js"),
+        ]
         self.scripts = [script for script in self.scripts if script not in code]  # the rest is data
 
     def handle_starttag(self, tag, attrs):

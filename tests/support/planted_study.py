@@ -17,6 +17,15 @@ def planted_study(kind: Kind, folder: Path, n: int = 40, seed: int = 0) -> commo
     """
     planted = build(kind, folder, seed=seed)
     n_heads = sum(len(planted.heads[role]) for role in WRITING) or 4
-    options = ["--model", str(planted.folder), "--path", str(planted.words), "-n", str(n), "--heads", str(n_heads)]
+    options = [
+        "--model",
+        str(planted.folder),
+        "--path",
+        str(planted.words),
+        "-n",
+        str(n),
+        "--heads",
+        str(n_heads),
+    ]
     study = common.Study.from_command_line("planted", "", [*options, "--out", str(folder / "results")])
     return study.with_model(il.load_model(str(planted.folder), device="cpu"))

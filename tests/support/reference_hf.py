@@ -54,7 +54,17 @@ _PATHS = {
     "starcoder2": "model.layers model.norm self_attn.v_proj values self_attn.o_proj mlp.c_proj",
     **dict.fromkeys(["llama", "mistral", "qwen2", "qwen3", "gemma", "granite", "cohere", "stablelm"], _LLAMA),
     **dict.fromkeys(
-        ["cohere2", "smollm3", "glm", "apertus", "seed_oss", "nemotron", "arcee", "hunyuan_v1_dense"], _LLAMA
+        [
+            "cohere2",
+            "smollm3",
+            "glm",
+            "apertus",
+            "seed_oss",
+            "nemotron",
+            "arcee",
+            "hunyuan_v1_dense",
+        ],
+        _LLAMA,
     ),
     **dict.fromkeys(["gemma2", "gemma3_text", "olmo2", "olmo3"], _POST_NORMED),
     "glm4": f"{_LLAMA} post_self_attn_layernorm post_mlp_layernorm",
@@ -299,7 +309,10 @@ class Reference:
             if hasattr(down, "weight"):
                 self._down.append((seen.m[layer, -1], _weight_in_out(down), ffn_factors[layer]))
         attn_factor, ffn_factor = torch.stack(attn_factors), torch.stack(ffn_factors)
-        self.attn_out, self.ffn_out = seen.attn_raw[:, -1] * attn_factor, seen.ffn_raw[:, -1] * ffn_factor
+        self.attn_out, self.ffn_out = (
+            seen.attn_raw[:, -1] * attn_factor,
+            seen.ffn_raw[:, -1] * ffn_factor,
+        )
         attn_bias, ffn_bias = (torch.stack(bias) for bias in zip(*biases, strict=True))
         self.attn_bias, self.ffn_bias = attn_bias * attn_factor, ffn_bias * ffn_factor
         self.head_outputs, self.label_values = torch.stack(heads), torch.stack(label_values)

@@ -30,7 +30,13 @@ are asked for with the same tensors: the replacement is read by the last positio
 input of the output projection.
 """
 
-_PRODUCTS = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm}
+_PRODUCTS = {
+    torch.matmul,
+    torch.Tensor.matmul,
+    torch.Tensor.__matmul__,
+    torch.bmm,
+    torch.Tensor.bmm,
+}
 _ADDED_PRODUCTS = {torch.baddbmm, torch.Tensor.baddbmm}
 _ALL_PRODUCTS = _PRODUCTS | _ADDED_PRODUCTS
 _SOFTMAXES = {torch.nn.functional.softmax, torch.softmax, torch.Tensor.softmax}
@@ -154,9 +160,16 @@ class _Watch(TorchFunctionMode):
         k = k.repeat_interleave(len(q) // len(k), dim=0)
 
         def multiply(q: Tensor, k: Tensor) -> Tensor:
-            pair = q.reshape(first.shape), k.transpose(-1, -2).reshape(*first.shape[:-2], k.shape[-1], n)
+            pair = (
+                q.reshape(first.shape),
+                k.transpose(-1, -2).reshape(*first.shape[:-2], k.shape[-1], n),
+            )
             if func in _ADDED_PRODUCTS:
-                return func(options["input"], *pair, **{name: x for name, x in options.items() if name != "input"})
+                return func(
+                    options["input"],
+                    *pair,
+                    **{name: x for name, x in options.items() if name != "input"},
+                )
             return func(*pair, **options)
 
         q, k = self.edited("q", q), self.edited("k", k)
@@ -318,7 +331,14 @@ def _no_bias_by_distance(hf: Any) -> Iterator[None]:
 
 
 def rerun_attention(
-    hf: Any, ids: Tensor, clean: Pass, layer: int, x: Tensor, *, place: bool, freeze_norms: bool = False
+    hf: Any,
+    ids: Tensor,
+    clean: Pass,
+    layer: int,
+    x: Tensor,
+    *,
+    place: bool,
+    freeze_norms: bool = False,
 ) -> Pass:
     """Return a pass in which one layer reads the residual stream `x` [pos d_model]; see only this
     layer of it.
@@ -349,7 +369,10 @@ def raw_scores(hf: Any, seen: Pass, layer: int) -> Tensor:
     masked.
     """
     products = seen.q[layer] @ seen.k[layer].transpose(-1, -2)
-    own_products, scores = products.diagonal(dim1=-2, dim2=-1), seen.scores[layer].diagonal(dim1=-2, dim2=-1)
+    own_products, scores = (
+        products.diagonal(dim1=-2, dim2=-1),
+        seen.scores[layer].diagonal(dim1=-2, dim2=-1),
+    )
     cap = reference_hf._setting(hf.config, "attn_logit_softcapping")
     if cap is not None:
         scores = cap * torch.atanh(scores / cap)

@@ -33,7 +33,10 @@ def tokenizer_of(kind: str, words: str = WORDS) -> PreTrainedTokenizerFast:
         raw = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
         raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
         raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-        special, alphabet = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))], []
+        special, alphabet = (
+            ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))],
+            [],
+        )
         names = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
     trainer = trainers.BpeTrainer(
         vocab_size=1000, special_tokens=special, initial_alphabet=alphabet, show_progress=False

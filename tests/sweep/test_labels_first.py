@@ -58,7 +58,12 @@ def label_first(monkeypatch):
 
     def exchanged(case):
         towers = il.two_towers(
-            case.model, sweep.ONE_WORD, case.heads, n_random=3, prepend_bos=False, template=LABEL_FIRST
+            case.model,
+            sweep.ONE_WORD,
+            case.heads,
+            n_random=3,
+            prepend_bos=False,
+            template=LABEL_FIRST,
         )
         return {exchange.name: exchange.lost for exchange in towers.exchanges}
 

@@ -47,7 +47,8 @@ def test_parts_add_up_and_are_read_as_the_model_reads_them(float64, name):
         neurons = torch.stack([reference.neuron_outputs(layer) for layer in range(families.N_LAYERS)])
         assert_close(neurons.sum(1) + reference.ffn_bias, reference.ffn_out)
     assert_close(
-        reference.x + reference.attn_out + reference.ffn_out, torch.cat([reference.x[1:], reference.final[None]])
+        reference.x + reference.attn_out + reference.ffn_out,
+        torch.cat([reference.x[1:], reference.final[None]]),
     )
 
     mid = reference.x if _ffn_ignores_attention(model) else reference.x + reference.attn_out
@@ -86,7 +87,11 @@ def test_frozen_increases_written_out(float64, name):
     reference, weights = reference_hf.Reference(model, TOKENS), model.state_dict()
     norm, shift, b_U = "model.norm", 0.0, 0.0
     if name == "gptj":
-        norm, shift, b_U = "transformer.ln_f", weights["transformer.ln_f.bias"], weights["lm_head.bias"]
+        norm, shift, b_U = (
+            "transformer.ln_f",
+            weights["transformer.ln_f.bias"],
+            weights["lm_head.bias"],
+        )
     gain = weights[f"{norm}.weight"] + (name == "gemma2")
 
     def log_prob(y: Tensor, bias: bool) -> Tensor:
@@ -100,7 +105,11 @@ def test_frozen_increases_written_out(float64, name):
         return torch.log_softmax(logits, dim=-1)[TARGET]
 
     for bias, layer in product((True, False), range(families.N_LAYERS)):
-        x, attn_out, ffn_out = reference.x[layer], reference.attn_out[layer], reference.ffn_out[layer]
+        x, attn_out, ffn_out = (
+            reference.x[layer],
+            reference.attn_out[layer],
+            reference.ffn_out[layer],
+        )
         mid = x if name == "gptj" else x + attn_out
         attn, ffn, heads = (reference.increase(part, TARGET, bias=bias)[layer] for part in ("attn", "ffn", "heads"))
         assert_close(attn, log_prob(x + attn_out, bias) - log_prob(x, bias))

@@ -82,4 +82,8 @@ def test_neither_neighbors_nor_pieces_nor_earlier_runs_matter(results, monkeypat
         monkeypatch.setattr(module, name, 1)
     case = Case(run.model, PROMPTS, OTHERS)
     options = inspect.signature(call.function).parameters.keys() - {"c", "case"}
-    assert_same(call.function(case, **({"run": il.Run(memory=1)} if options else {})), together, msg="in pieces")
+    assert_same(
+        call.function(case, **({"run": il.Run(memory=1)} if options else {})),
+        together,
+        msg="in pieces",
+    )

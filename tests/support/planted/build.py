@@ -52,9 +52,16 @@ def build(kind: Kind, folder: Path, *, seed: int = 0, preference: float = 0.0, p
     for site in sites:
         _write_head(blocks[site.head.layer].attn, site.head.head, circuits.head_weights(site, stream))
     if kind == "lookup":
-        ffn, (reads, bias, writes) = blocks[circuits.LOOKUP_LAYER].mlp, circuits.lookup_neurons(stream)
+        ffn, (reads, bias, writes) = (
+            blocks[circuits.LOOKUP_LAYER].mlp,
+            circuits.lookup_neurons(stream),
+        )
         neurons = slice(len(bias))
-        ffn.c_fc.weight.data[:, neurons], ffn.c_fc.bias.data[neurons], ffn.c_proj.weight.data[neurons] = (
+        (
+            ffn.c_fc.weight.data[:, neurons],
+            ffn.c_fc.bias.data[neurons],
+            ffn.c_proj.weight.data[neurons],
+        ) = (
             reads.T,
             bias,
             writes,
@@ -102,6 +109,10 @@ def _write_head(attention: Any, head: int, weights: HeadWeights) -> None:
     """Write one head into the joint matrices of GPT-2."""
     dimensions = slice(head * D_HEAD, (head + 1) * D_HEAD)
     queries, keys, values = attention.c_attn.weight.data.split(D_MODEL, dim=1)
-    queries[:, dimensions], keys[:, dimensions], values[:, dimensions] = weights.query.T, weights.key.T, weights.value.T
+    queries[:, dimensions], keys[:, dimensions], values[:, dimensions] = (
+        weights.query.T,
+        weights.key.T,
+        weights.value.T,
+    )
     attention.c_attn.bias.data[dimensions] = weights.query_bias
     attention.c_proj.weight.data[dimensions] = weights.output

@@ -83,7 +83,11 @@ def head_weights(site: Site, stream: Stream) -> HeadWeights:
         "comparer": ([labels, same_category], stream.identity, stream.picked),
         "copier": ([labels, is_picked], stream.identity, stream.output),
         "last-label": ([labels, last_label], stream.identity, stream.output),
-        "majority": ([prefer(stream.label, EVEN_SCORE, TYPE * scale)], stream.identity, stream.output),
+        "majority": (
+            [prefer(stream.label, EVEN_SCORE, TYPE * scale)],
+            stream.identity,
+            stream.output,
+        ),
         "decoy": ([labels], stream.label, stream.output_all),
     }[site.role]
     size = TYPE if site.role == "decoy" else FEATURE
@@ -97,4 +101,8 @@ def lookup_neurons(stream: Stream) -> tuple[Directions, Float[Tensor, " neuron"]
     present, absent = 3.0, -1.0  # before the GELU, which maps them to 3 and −0.16
     reads = stream.moved * (present - absent) / (FEATURE * scale_before(LOOKUP_LAYER))
     names = [LABELS.index(name) for name in CATEGORIES]
-    return reads, torch.full((len(names),), absent), stream.output[names] * sum(ANSWER_NORMS) / present
+    return (
+        reads,
+        torch.full((len(names),), absent),
+        stream.output[names] * sum(ANSWER_NORMS) / present,
+    )

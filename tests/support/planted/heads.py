@@ -11,7 +11,16 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from planted.stream import D_MODEL, FREQUENCIES, N_WAVES, POSITION, TYPE, Directions, Stream, waves_at
+from planted.stream import (
+    D_MODEL,
+    FREQUENCIES,
+    N_WAVES,
+    POSITION,
+    TYPE,
+    Directions,
+    Stream,
+    waves_at,
+)
 
 N_HEADS = 8
 D_HEAD = D_MODEL // N_HEADS
@@ -102,7 +111,11 @@ def _draw_terms(stream: Stream, scale: float, generator: torch.Generator) -> lis
     """Draw what a noise head attends by, plus random scores: nothing, a distance, the first token,
     or a type.
     """
-    choice, distance, kind = _draw(4, generator), _draw(MAX_DISTANCE + 1, generator), _draw(3, generator)
+    choice, distance, kind = (
+        _draw(4, generator),
+        _draw(MAX_DISTANCE + 1, generator),
+        _draw(3, generator),
+    )
     first = waves_at(torch.zeros(1)) @ stream.waves
     return [
         [],

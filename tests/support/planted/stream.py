@@ -64,7 +64,10 @@ def waves_at(positions: Float[Tensor, " position"]) -> Float[Tensor, "position w
 
 def embeddings(stream: Stream, generator: torch.Generator) -> list[Float[Tensor, "_ d_model"]]:
     """Draw token embedding, position embedding and unembedding; random parts distinguish texts."""
-    tokens, logits = RANDOM * _random_rows(stream.rest, generator), OWN * _random_rows(stream.rest, generator)
+    tokens, logits = (
+        RANDOM * _random_rows(stream.rest, generator),
+        OWN * _random_rows(stream.rest, generator),
+    )
     ids = token_ids()
     for category, words in zip(stream.category, texts().values(), strict=True):
         tokens[[ids[word] for word in words]] += TYPE * stream.text + FEATURE * category
