@@ -7,7 +7,8 @@
    (bootstrap-t; Efron and Tibshirani 1993, chapter 12): clusters are drawn with replacement, and
    each draw's difference from the value is divided by the draw's own standard error. Ends of skewed
    data are thus not symmetric. An end is at most twice as far away as that of Student's t interval;
-   few clusters, or few wrong answers, would give infinite ends.
+   few clusters, or few wrong answers, would give infinite ends. There is no interval for fewer than
+   four clusters: with two or three, ends are anywhere, or at the value itself.
 4. A mean over random sets (of heads, of edges) also varies because other sets could have been
    drawn. The distance of each end from the value grows to sqrt(d² + s²), where d is the distance
    over prompts and s that of Student's t interval over the sets (method of variance estimates
@@ -42,6 +43,8 @@ DRAWS = 2000
 MAX_CLUSTERS = 2000
 # The largest distance of an end from the value, in units of that of Student's t interval.
 MAX_REACH = 2.0
+# Fewer clusters (prompts with different queries) give no interval.
+MIN_CLUSTERS = 4
 # Fewer random sets give no interval of a mean over them.
 MIN_RANDOM_SETS = 3
 # Columns whose bootstrap samples fit in a processor's cache.
@@ -94,7 +97,7 @@ def bootstrap_interval(
     prompt is its own cluster. `bounds` are the smallest and largest possible value: ends do not
     exceed them, and an interval of zero width, as for equal rows, is widened to the exact binomial
     width for the number of clusters: 30 of 30 correct answers give 90.5% to 100%. The interval is
-    NaN for a single cluster.
+    NaN for fewer than `MIN_CLUSTERS` (4) clusters.
 
     Raise InputError for fewer than two prompts, values that are not finite, a level outside 0 to 1,
     fewer than one draw, a number of `clusters` other than that of prompts, or rows of several
@@ -140,8 +143,8 @@ def mean_intervals(
     """Return each column's mean and the low and high ends of its `bootstrap_interval` with
     `clusters`.
 
-    `rows` has one row per prompt, and `clusters` the query of each. Ends are NaN for a single
-    cluster, and for a column with a value that is not finite. Results have the same bytes in every
+    `rows` has one row per prompt, and `clusters` the query of each. Ends are NaN for fewer
+    than `MIN_CLUSTERS` clusters, and for a column with a value that is not finite. Results have the same bytes in every
     process.
     """
     cluster = cluster_index(clusters)
@@ -169,8 +172,8 @@ def interval_table(
 
     `axes` names the axes after the first and their entries, in order, and `clusters` is the query
     of each prompt (`PromptBatch.queries`). Columns: one for each axis, `value`, low and high, in
-    the unit of `values`; the ends are NaN for a single query. Raise InputError if the entries or
-    the clusters do not match the shape of `values`.
+    the unit of `values`; the ends are NaN for fewer than four queries. Raise InputError if the
+    entries or the clusters do not match the shape of `values`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -217,11 +220,11 @@ def leave_one_out_interval(
     """Return a statistic and its interval from its values for the lines of
     `leave_one_out_weights(clusters)`.
 
-    For a mean of the rows, this is `bootstrap_interval` with `clusters`. The interval is NaN for a
-    single cluster, or if any value is not finite. See `bootstrap_interval` for `bounds`.
+    For a mean of the rows, this is `bootstrap_interval` with `clusters`. The interval is NaN for
+    fewer than `MIN_CLUSTERS` clusters, or if any value is not finite. See `bootstrap_interval` for `bounds`.
     """
     sizes = np.bincount(cluster_index(clusters)).astype(float)
-    if len(sizes) < 2:
+    if len(sizes) < MIN_CLUSTERS:
         return Interval(float(values[0]), math.nan, math.nan)
     sums = _sums_from_leave_one_out(float(values[0]), values[1:], sizes)
     return _interval(float(values[0]), sums, sizes, bounds=bounds, level=level)
@@ -273,7 +276,7 @@ def with_random_sets(
         variance += reach**2
     low = interval.value - math.sqrt((interval.value - interval.low) ** 2 + variance)
     high = interval.value + math.sqrt((interval.high - interval.value) ** 2 + variance)
-    if bounds is not None:
+    if bounds is not None and not math.isnan(low):
         low, high = max(bounds[0], low), min(bounds[1], high)
     return Interval(interval.value, low, high)
 
@@ -308,12 +311,12 @@ def studentized_ends(
     (items 1 to 3).
 
     `sums` are the sums over the prompts of each cluster, and `sizes` their numbers. Clusters of
-    size 0 are left out. Ends are NaN if fewer than two are left, and for columns with a sum that is
-    not finite.
+    size 0 are left out. Ends are NaN if fewer than `MIN_CLUSTERS` are left, and for columns with a
+    sum that is not finite.
     """
     sums, sizes = sums[sizes > 0], sizes[sizes > 0]
     n_clusters, n_columns = sums.shape
-    if n_clusters < 2:
+    if n_clusters < MIN_CLUSTERS:
         return np.full((2, n_columns), np.nan)
     total = sizes.sum()
     jackknife_weight = (1 - sizes / total)[:, None] ** -2.0
@@ -451,6 +454,8 @@ def _interval(
 def _within(interval: Interval, bounds: tuple[float, float], n_clusters: int, level: float) -> Interval:
     """Return the interval within the bounds; one of zero width gets the exact binomial width."""
     value, low, high = interval
+    if math.isnan(low):
+        return interval
     if high - low < 1e-9:
         reach = (bounds[1] - bounds[0]) * (1 - (1 - level) ** (1 / n_clusters))
         low, high = value - reach, value + reach

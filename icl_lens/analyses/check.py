@@ -3,6 +3,7 @@
 import math
 from typing import Any, ClassVar
 
+from icl_lens.intervals import MIN_CLUSTERS
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import decimal, joined, signed, whole_percent
 from icl_lens.result.view import Column, Section, View
@@ -56,6 +57,14 @@ class Check(Result):
         columns = (Column("measure", is_number=False), Column("value"), Column("95% interval"))
         table = Section(columns=columns, rows=tuple(rows), notes=self.definitions)
         return View(self.name_in_words(), (str(self),), (table,))
+
+
+def few_queries(n_prompts: int, n_queries: int) -> str:
+    """Return in words that prompts have too few different queries for an interval."""
+    have = f"all {n_prompts} prompts have the same query"
+    if n_queries > 1:
+        have = f"the {n_prompts} prompts have {n_queries} different queries"
+    return f"{have}, and an interval needs at least {MIN_CLUSTERS}"
 
 
 def _cell(measure: Any, value: float) -> str:

@@ -447,6 +447,7 @@ class Explanation(Result):
             where="zeroed at the last position of this prompt",
             random="random heads",
             n_random_sets=len(ablation.random),
+            is_over_sets=True,
         )
 
     @property

@@ -46,7 +46,8 @@ class ModelComparison(Result):
     `compare_models`), "log p" of the answer and its "log-odds" against the other labels (nats), and
     [prompt layer head] for the heads' "contrast", "increase" and, if heads are ranked by it,
     "effect" or "exchange" (nats). Intervals are paired 95% bootstrap intervals over `queries`,
-    because prompts with the same query are not independent; they are NaN for a single query.
+    because prompts with the same query are not independent; they are NaN for fewer than four
+    queries.
 
     Example:
         >>> both = il.compare_models(model, model, il.load_task("sentiment-number", n=4))

@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.analyses.check import Check
+from icl_lens.analyses.check import Check, few_queries
 from icl_lens.engine.score import score
-from icl_lens.intervals import Interval, bootstrap_interval
+from icl_lens.intervals import MIN_CLUSTERS, Interval, bootstrap_interval
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.memory import CHECK_TOKENS
 from icl_lens.models.view import ModelView
@@ -132,8 +132,9 @@ class PairCheck(Check):
             f"{self.accuracy['none'].value:.0%} without demonstrations and in "
             f"{self.accuracy['mismatched'].value:.0%} with their inputs exchanged"
         )
-        if self.n_queries < 2:
-            sentences = [f"No verdict, because all prompts have the same query: {right}."]
+        if self.n_queries < MIN_CLUSTERS:
+            few = few_queries(self.n_prompts, self.n_queries)
+            sentences = [f"No verdict, because {few}: {right}."]
         elif self.does_task:
             sentences = [f"The model does the task from the demonstrations: {right}."]
         else:

@@ -23,11 +23,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.analyses.behavior_contrasts import Contrasts, Design, Effect, contrasts
-from icl_lens.analyses.check import Check
+from icl_lens.analyses.check import Check, few_queries
 from icl_lens.analyses.pair_behavior import PairCheck, check_pairs
 from icl_lens.engine.score import score
 from icl_lens.errors import InputError, check_integers
 from icl_lens.intervals import (
+    MIN_CLUSTERS,
     Interval,
     bootstrap_interval,
     leave_one_out_interval,
@@ -126,7 +127,7 @@ class TaskCheck(Check):
 
     The intervals of the five effects hold jointly with 95% confidence (each alone with 99%), and so
     do those of the shares. All intervals resample queries, since prompts with the same query are
-    not independent. If all prompts have one query, there is no interval and therefore no verdict:
+    not independent. If there are fewer than four queries, there is no interval and no verdict:
     `behaviors` is empty.
 
     Source: docs/howto/task_check.md.
@@ -215,12 +216,12 @@ class TaskCheck(Check):
 
     def __str__(self) -> str:
         """Return a sentence on learning, one on each other behavior, and one on accuracy."""
-        if self.n_queries < 2:
+        if self.n_queries < MIN_CLUSTERS:
             effects = [f"{name} {_nats(effect)}" for name, effect in self.effects.items()]
             measured = joined(effects)
             sentences = [
-                f"No verdict, because all {self.n_prompts} prompts have the same query: there is "
-                f"no interval over queries. Measured, in nats: {measured}."
+                f"No verdict, because {few_queries(self.n_prompts, self.n_queries)}. Measured, "
+                f"in nats: {measured}."
             ]
         else:
             sentences = [self._learning()]

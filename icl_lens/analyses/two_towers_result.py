@@ -10,8 +10,9 @@ import pandas as pd
 from jaxtyping import Bool, Float
 
 from icl_lens.analyses.behavior_contrasts import balanced_values
+from icl_lens.analyses.check import few_queries
 from icl_lens.head_scores import Score
-from icl_lens.intervals import Interval, bootstrap_interval, with_random_sets
+from icl_lens.intervals import MIN_CLUSTERS, Interval, bootstrap_interval, with_random_sets
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
 from icl_lens.result.base import Result
@@ -280,6 +281,10 @@ class TwoTowers(Result):
         """Whether the heads work as two towers on these prompts, in words."""
         is_one = len(self.heads) == 1
         heads = "head" if is_one else f"{len(self.heads)} heads"
+        n_queries = len(set(self.queries))
+        if n_queries < MIN_CLUSTERS:
+            few = few_queries(len(self.queries), n_queries)
+            return f"No verdict on the {heads}, because {few}."
         if unanswered := self._failed("answered"):
             texts = [f"{check.text} ({_nats(check.difference)})" for check in unanswered]
             return (

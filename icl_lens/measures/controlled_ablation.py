@@ -241,7 +241,7 @@ class ControlledAblation(Result):
     def interval(self, condition: ConditionName, measure: Measure) -> Interval:
         """Return the mean of a measure over prompts and sets, with its 95% interval.
 
-        The interval is NaN for a single query, and for fewer than three random sets.
+        The interval is NaN for fewer than four queries, and for fewer than three random sets.
         """
         bounds = None if measure == "log_odds" else (0.0, 1.0)
         return self._interval([(condition, self._without_each_query(condition, measure))], bounds)
@@ -252,8 +252,8 @@ class ControlledAblation(Result):
         """Return the mean of a measure under a condition minus that under another, the `baseline`.
 
         Both are measured on the same prompts. "heads" minus "same layers" is below zero if the
-        heads matter more than others of their layers. The 95% interval is NaN for a single query,
-        and for fewer than three random sets.
+        heads matter more than others of their layers. The 95% interval is NaN for fewer
+        than four queries, and for fewer than three random sets.
         """
         bounds = None if measure == "log_odds" else (-1.0, 1.0)
         values = self._without_each_query(condition, measure)
@@ -281,6 +281,7 @@ class ControlledAblation(Result):
             where=f"{self.ablated} at {where}",
             random="random heads of the same layers",
             n_random_sets=len(self.conditions["same layers"].sets),
+            is_over_sets=len(set(self.queries)) == 1,
         )
 
     @property

@@ -72,7 +72,7 @@ class MeanScoreParts(Result):
     They show why heads attend to true labels (those equal to the answer) rather than to false ones,
     and what their values carry. The query parts sum to the score difference, and so do the key
     parts. The value parts sum to what the head adds to the answer, nats. Intervals are 95%
-    bootstrap intervals over queries; NaN for a single query.
+    bootstrap intervals over queries; NaN for fewer than four queries.
 
     Example:
         >>> prompts = il.load_task("sentiment-number", n=20)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from icl_lens.intervals import MIN_RANDOM_SETS, Interval
+from icl_lens.intervals import MIN_CLUSTERS, MIN_RANDOM_SETS, Interval
 from icl_lens.result.number_format import interval_text, joined
 
 MAX_NAMED_HEADS = 6
@@ -46,13 +46,15 @@ def removal_finding(
     where: str,
     random: str,
     n_random_sets: int,
+    is_over_sets: bool = False,
 ) -> str:
     """Return one or two sentences on whether heads matter more than random ones.
 
     `lost` is what the answer loses without the heads, and `difference` how much more that is than
     without random heads. `unit` is the unit of both ("nats of log-odds"); `where` says what was
     done ("zeroed at the last position"), and `random` names the random heads, such as "random heads
-    of the same layers". `n_random_sets` is their number of sets.
+    of the same layers". `n_random_sets` is their number of sets. `is_over_sets` says that the interval is that
+    of one prompt, in which another random set would lie, and not over prompts.
     """
     is_one = len(heads) == 1
     subject = heads_in_words(heads)
@@ -62,11 +64,14 @@ def removal_finding(
     together = "" if is_one else "jointly "
     costs = f"{together}{where}, {cost} the answer {interval_text(lost, near=difference)} {unit}"
     if difference.low != difference.low:
-        reason = "there is a single query"
+        reason = f"that needs prompts with at least {MIN_CLUSTERS} different queries"
         if n_random_sets < MIN_RANDOM_SETS:
             reason = f"that needs at least {MIN_RANDOM_SETS} random sets, got {n_random_sets}"
         return f"{subject}: {costs}. They are not compared with {random}: {reason}."
-    compared = f"{interval_text(*difference)} more than {random} do"
+    with_interval = interval_text(*difference)
+    if is_over_sets:
+        with_interval = f"{with_interval.removesuffix(')')} over random sets)"
+    compared = f"{with_interval} more than {random} do"
     if difference.low > 0 and lost > 0:
         return f"{subject} {matter}: {costs}, {compared}."
     if difference.low > 0:
@@ -100,7 +105,10 @@ def list_finding(
     n = len(rows)
     in_table = "the head in the table" if n == 1 else f"the {n} heads in the table"
     if "low" not in rows or bool(np.isnan(np.asarray(rows["low"], dtype=float)).all()):
-        return f"Nothing is shown about {in_table}: without several queries, the mean {score} has no interval."
+        return (
+            f"Nothing is shown about {in_table}: with fewer than {MIN_CLUSTERS} different queries, the mean {score} "
+            "has no interval."
+        )
     n_above = int((np.asarray(rows["low"], dtype=float) > 0).sum())
     above_zero = f"a mean {score} above zero (whole 95% interval)"
     if n_above == 0:

@@ -196,7 +196,9 @@ def test_prompts_that_share_one_query_have_no_verdict(icl_mini):
     prompts = [il.Prompt(order, "France", "bar", ("foo", "bar")) for order in itertools.permutations(demonstrations)]
     check = il.task_check(icl_mini, prompts)
     assert (check.n_prompts, check.n_queries, check.behaviors) == (24, 1, ())
-    assert str(check).startswith("No verdict, because all 24 prompts have the same query")
+    assert str(check).startswith(
+        "No verdict, because all 24 prompts have the same query, and an interval needs at least 4"
+    )
     assert "nan" not in str(check)
     assert "cannot do" not in str(check)
     batch = il.tokenize(icl_mini, prompts)

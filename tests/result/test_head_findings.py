@@ -27,11 +27,13 @@ def test_heads_matter_if_the_interval_is_above_zero(difference, says):
     assert text.startswith(says)
     assert "they cost the answer +1.20 nats of log-odds" in text
     assert text.count(interval_text(*difference) + " more than random heads do") == 1
+    one_prompt = removal_finding(["L5H0"], difference, lost=1.2, n_random_sets=10, is_over_sets=True, **REMOVED)
+    assert interval_text(*difference)[:-1] + " over random sets) more than random heads do" in one_prompt
     assert ("which includes zero" in text) == (difference.low <= 0 <= difference.high)
 
 
 @pytest.mark.parametrize(
-    ("n_sets", "reason"), [(2, "at least 3 random sets, got 2"), (0, "got 0"), (10, "there is a single query")]
+    ("n_sets", "reason"), [(2, "at least 3 random sets, got 2"), (0, "got 0"), (10, "at least 4 different queries")]
 )
 def test_without_an_interval_the_reason_is_given(n_sets, reason):
     difference = Interval(1.0, math.nan, math.nan)

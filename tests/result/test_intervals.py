@@ -11,6 +11,7 @@ from scipy.stats import t as student
 
 from icl_lens import intervals
 from icl_lens.intervals import (
+    MIN_CLUSTERS,
     Interval,
     bootstrap_interval,
     leave_one_out_interval,
@@ -126,15 +127,33 @@ def test_ends_stay_within_bounds_and_are_finite():
     """One wrong answer of 12 is missing in a third of the draws, which then have no spread."""
     nearly = bootstrap_interval(np.array([0.0] + [1.0] * 11), bounds=(0.0, 1.0))
     assert 0.4 < nearly.low < 11 / 12 < nearly.high <= 1.0
-    assert bootstrap_interval(np.array([0.0, 1.0]), bounds=(0.0, 1.0)) == Interval(0.5, 0.0, 1.0)
+    assert bootstrap_interval(np.array([0.0, 1.0] * 2), bounds=(0.0, 1.0)) == Interval(0.5, 0.0, 1.0)
 
 
-def test_no_interval_without_two_clusters():
+@pytest.mark.parametrize("n", [2, 3, MIN_CLUSTERS])
+def test_a_few_clusters_have_no_interval(n):
+    values, has_interval = np.linspace(0.2, 0.9, n), n >= MIN_CLUSTERS
+    intervals = [
+        bootstrap_interval(values),
+        bootstrap_interval(values, bounds=(0.0, 1.0)),
+        bootstrap_interval(np.ones(n), bounds=(0.0, 1.0)),
+        leave_one_out_interval(leave_one_out_weights(range(n)) @ values, range(n), bounds=(0.0, 1.0)),
+    ]
+    for interval in intervals:
+        assert math.isfinite(interval.value)
+        for widened in (interval, with_random_sets(interval, values, bounds=(0.0, 1.0))):
+            assert math.isfinite(widened.low) == math.isfinite(widened.high) == has_interval
+    for bounds in (None, (0.0, 1.0)):
+        _, low, high = mean_intervals(values[:, None], range(n), bounds=bounds)
+        assert np.isfinite([low, high]).all() == has_interval
+
+
+def test_no_interval_for_one_cluster():
     assert math.isnan(bootstrap_interval([0.0, 1.0], clusters=["one", "one"]).low)
     assert np.isnan(mean_intervals(np.ones((3, 2)), ["one"] * 3)[1]).all()
     assert math.isnan(leave_one_out_interval(leave_one_out_weights(["one"] * 3) @ np.arange(3.0), ["one"] * 3).low)
     assert not Interval(1.0, math.nan, math.nan).excludes_zero
-    infinite = mean_intervals(np.array([[1.0, np.nan], [2.0, 1.0], [4.0, 2.0]]), range(3))
+    infinite = mean_intervals(np.array([[1.0, np.nan], [2.0, 1.0], [4.0, 2.0], [3.0, 0.0]]), range(4))
     assert np.isfinite(np.stack(infinite)[:, 0]).all()
     assert np.isnan(np.stack(infinite)[:, 1]).all()
 
