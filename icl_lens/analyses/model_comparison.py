@@ -28,7 +28,7 @@ from icl_lens.prompts.tokenize import tokenize
 from icl_lens.result.base import Result
 from icl_lens.result.head_findings import MODELS_NOTE
 from icl_lens.result.number_format import percent, signed, signed_ends
-from icl_lens.result.tables import plural_prompts
+from icl_lens.result.tables import intervals_note, plural_prompts
 from icl_lens.result.view import Column, HeadValues, Section, View
 from icl_lens.runs.run import Run, as_run
 from icl_lens.runs.stream import plan_in_order, start
@@ -168,6 +168,7 @@ class ModelComparison(Result):
                     signed_ends(low, high, digits),
                 )
             )
+        n_queries = len(set(self.queries))
         return Section(
             f"Answers to {plural_prompts(self.n_prompts)}",
             "Means over prompts: accuracy among the labels, log p of the answer, and its log-odds "
@@ -177,7 +178,9 @@ class ModelComparison(Result):
             notes=(
                 "Accuracy: share of prompts whose answer is the most probable of their labels, or "
                 "of all tokens where no demonstration shows it.",
-                f"95% intervals resample the {len(set(self.queries))} distinct queries, paired.",
+                intervals_note(
+                    n_queries, f"95% intervals resample the {n_queries} queries, paired."
+                ),
             ),
         )
 

@@ -17,7 +17,13 @@ from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import joined, percent, signed, signed_ends
-from icl_lens.result.tables import format_share, json_records, plural_prompts, selected_note
+from icl_lens.result.tables import (
+    format_share,
+    intervals_note,
+    json_records,
+    plural_prompts,
+    selected_note,
+)
 from icl_lens.result.view import Column, Section, View
 
 N_SCAN_SHOWN = 12
@@ -450,6 +456,8 @@ class TwoTowers(Result):
                     "–" if math.isnan(donors) else percent(donors),
                 )
             )
+        n_queries, in_prompts = len(set(self.queries)), plural_prompts(len(self.queries))
+        intervals = f"95% intervals resample the {n_queries} queries of {in_prompts}."
         n_sets = "1 set" if len(self.random_sets) == 1 else f"{len(self.random_sets)} sets"
         notes = (
             "Each exchange is made in all heads at once, for the last position only. Log-odds "
@@ -458,8 +466,7 @@ class TwoTowers(Result):
             "predicted: share of prompts with this label. Donors' accuracy: of the prompts from "
             "which queries, keys and values come.",
             f"Random heads: {n_sets} of as many other heads from the same layers, mean and range. "
-            f"95% intervals resample the {len(set(self.queries))} queries of "
-            f"{plural_prompts(len(self.queries))}.",
+            f"{intervals_note(n_queries, intervals)}",
         )
         explanation = (
             "Queries, keys or values of the heads are exchanged for those of a donor prompt."

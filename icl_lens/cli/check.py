@@ -13,6 +13,7 @@ from icl_lens.cli.options import (
     SeedOption,
     TaskOptions,
     TokenOptions,
+    preview,
 )
 
 
@@ -39,12 +40,16 @@ def check(
     The prompts are in balanced random order. The result is kept on disk, and the other commands
     print it for the same model, task and options.
     """
+    from icl_lens.prompts.prompt_list import demonstrations_each
+
     output.check()
     prompts = task.prompts(n=n, seed=seed)  # before the model is loaded
     with output_folder.running() as (run, console):
         task.print_data(console, prompts, tokens)
         loaded = model.load(default_device=run.device)
         model.warn_of_words(console, prompts)
+        first = tokens.tokenize(loaded, prompts[:1])
+        console.print(preview(first, n=n, demonstrations=demonstrations_each(prompts)))
         behavior = task.behavior(
             console, loaded, tokens, sizes=[n], seed=seed, is_asked_for=True, run=run
         )

@@ -19,6 +19,7 @@ from icl_lens.cli.options import (
     SplitTask,
     preview,
     print_reading,
+    shared_queries_remedy,
 )
 from icl_lens.report.terminal import new_table
 
@@ -132,6 +133,8 @@ def locate(
         files.write_json(lambda: located.to_json(model=ModelView.of(loaded).name))
         console.print(located.finding, style="bold")
         print_reading(console, behavior, located.removal)
+        if located.n_shared_queries:
+            console.print(shared_queries_remedy(task, seed))
         console.print(_table(located))
         if located.removal is not None:
             console.print(located.table_finding)

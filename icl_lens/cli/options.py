@@ -189,11 +189,13 @@ def _quoted(text: str) -> str:
     return f"'{text}'"
 
 
-def preview(batch: "PromptBatch", *, n: int | None = None) -> Text:
+def preview(batch: "PromptBatch", *, n: int | None = None, demonstrations: str = "") -> Text:
     """Return the first of n prompts (by default those of the batch) as the model reads it, to print
-    before a run.
+    before a run; `demonstrations` says how many they have.
     """
     what = batch.count_summary if n is None else f"{n:,} prompts"
+    if demonstrations:
+        what += f", {demonstrations}"
     return Text(f"First of {what}:\n{batch.texts[0]}\n", "dim")
 
 
@@ -585,6 +587,20 @@ class SplitTask(TaskOptions):
         return prompts[:half], prompts[half:][: self.n]
 
 
+def shared_queries_remedy(task: SplitTask, seed: int) -> str:
+    """Return what to do so that the prompts that locate heads and those that test them have no
+    query in common: a half, quarter and so on of the prompts, if that is enough, or more texts.
+    """
+    n = task.n // 2
+    while n >= 4:
+        locating, testing = replace(task, n=n).split_prompts(seed)
+        queries = {prompt.query for prompt in locating}
+        if queries.isdisjoint(prompt.query for prompt in testing):
+            return f"With -n {n}, or with more different texts to ask for, none are shared."
+        n //= 2
+    return "With more different texts to ask for, none are shared."
+
+
 def print_reading(
     console: Console,
     behavior: "TaskCheck | PairCheck | None",
@@ -663,7 +679,7 @@ class HeadChoice:
                 raise InputError(
                     "--heads must name at least one head, e.g. L1H2,L3H0; omit it to locate heads"
                 )
-            return [ModelView.of(model).check_head(name) for name in names], "selected"
+            return [ModelView.of(model).check_head(name) for name in names], "named in --heads"
         by = choose_score(by, SCORES, comparable=prompts.has_several_labels)
         with progress() as report:
             answered = with_predicted_answers(model, prompts)

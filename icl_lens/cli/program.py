@@ -17,6 +17,7 @@ from typing import Any
 import typer
 
 from icl_lens.cli.console import report_error
+from icl_lens.cli.hints import check_words
 from icl_lens.cli.spelling import shell_spelling
 
 
@@ -46,6 +47,8 @@ def run_program(app: typer.Typer, program: str, *, overview: str = "") -> None:
         if overview and not arguments:
             print(overview)
             return
+        command: Any = typer.main.get_command(app)
+        check_words(getattr(command, "commands", {}), arguments)
         if ALL_OPTIONS in arguments:
             app_with_all_options(app)(
                 args=["--help" if argument == ALL_OPTIONS else argument for argument in arguments],

@@ -54,6 +54,7 @@ from icl_lens.result.number_format import interval_text, joined, signed, signed_
 from icl_lens.result.tables import (
     columns_first,
     format_share,
+    intervals_note,
     json_records,
     selected_note,
 )
@@ -282,6 +283,7 @@ class Circuit(Result):
         role = "the last token" if self.reader_at == "last" else f"{self.reader_at} tokens"
         n_mean, n_edges = min(self.n_located, MEAN_PROMPTS), len(self.edges)
         selected = selected_note(n_edges, self.n_edges, "edge").capitalize()
+        intervals = intervals_note(self.n_queries, "95% intervals resample these queries.")
         notes = (
             f"Readers: {', '.join(map(str, self.readers))}.",
             "An edge, such as F0 → L4H1.k (label), is what a writer wrote to tokens of one role, "
@@ -289,9 +291,9 @@ class Circuit(Result):
             "head 1 of layer 4. Labels are taken together, whether they equal the answer or not.",
             "Removing an edge replaces what the writer wrote by its mean over tokens of the same "
             f"role in {n_mean} prompts. Edges are ranked on {self.n_located} prompts and tested on "
-            f"{self.n_prompts} others with {self.n_queries} queries, which the 95% intervals "
-            f"resample. The largest first-order effect of the other {self.n_edges - n_edges:,} "
-            f"edges is {self.score('largest estimate left out')[0]:.3f} nats.",
+            f"{self.n_prompts} others with {self.n_queries} queries. {intervals} The "
+            f"largest first-order effect of the other {self.n_edges - n_edges:,} edges is "
+            f"{self.score('largest estimate left out')[0]:.3f} nats.",
             "Log-odds drop: the drop in the answer's log-odds against the other labels when the "
             f"edge is removed. Kept-only drop: the same in a model that keeps only the {n_edges} "
             f"edges. {selected}, on the prompts that rank edges.",

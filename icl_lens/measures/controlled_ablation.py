@@ -50,7 +50,7 @@ from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.result.base import Displayed, Result
 from icl_lens.result.head_findings import removal_finding
 from icl_lens.result.number_format import decimal, joined, mean_and_range, percent, signed
-from icl_lens.result.tables import SHOWN_ROWS, columns_first, plural_prompts
+from icl_lens.result.tables import SHOWN_ROWS, columns_first, intervals_note, plural_prompts
 from icl_lens.result.view import Cell, Column, Dots, Label, Section, View, table_view
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import plan_in_order, start
@@ -208,6 +208,19 @@ class ControlledAblation(Result):
         return float(
             self.conditions["heads"].scores[0].label_mask.double().sum(-1).reciprocal().mean()
         )
+
+    @property
+    def chance_in_words(self) -> str:
+        """The chance in percent and, if there are more labels than a prompt has, between how
+        many.
+        """
+        n_choices = self.conditions["heads"].scores[0].label_mask.sum(-1)
+        fewest, most = int(n_choices.min()), int(n_choices.max())
+        chance = percent(self.chance)
+        if most == len(self.labels):
+            return chance
+        number = f"{most}" if fewest == most else f"{fewest} to {most}"
+        return f"{chance}, between the {number} labels that each prompt has of {len(self.labels)}"
 
     @property
     def n_displaced(self) -> int:
@@ -470,14 +483,15 @@ class ControlledAblation(Result):
         if n_prompts > 1 and self._is_answered:
             lines.append(
                 "Accuracy: share of prompts whose answer is the most probable of their labels; "
-                f"chance: {percent(self.chance)}. Top token: share whose answer is the most "
+                f"chance: {self.chance_in_words}. Top token: share whose answer is the most "
                 "probable of all tokens."
             )
         if n_prompts > 1:
-            lines.append(
+            intervals = (
                 f"95% intervals are over the {n_queries} queries of {n_prompts} prompts, and over "
                 "the random sets."
             )
+            lines.append(intervals_note(n_queries, intervals))
         if 0 < n_sets < MIN_RANDOM_SETS:
             lines.append(
                 f"Random heads have no intervals: these need at least {MIN_RANDOM_SETS} random "

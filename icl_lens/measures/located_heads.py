@@ -24,6 +24,7 @@ from icl_lens.result.tables import (
     SHOWN_ROWS,
     format_share,
     interval_texts,
+    intervals_note,
     plural_prompts,
     selected_note,
 )
@@ -201,16 +202,15 @@ class LocatedHeads(Result):
             return f"{where}, accuracy is {correct}."
         log_odds = _under_conditions(removal, "log_odds", partial(decimal, digits=2))
         correct = _under_conditions(removal, "accuracy", percent)
-        chance = f"chance {percent(removal.chance)}"
+        chance = f"chance {removal.chance_in_words}"
         return f"{where}, the answer's log-odds are {log_odds}; accuracy is {correct} ({chance})."
 
     def summary(self) -> str:
         """Return a few sentences on the score, the number of prompts, and the intervals."""
         sentences = [self._method()]
-        sentences.append(
-            f"Means over {plural_prompts(self.n_prompts)}, with 95% intervals over "
-            f"{self.n_queries:,} distinct queries."
-        )
+        sentences.append(f"Means over {plural_prompts(self.n_prompts)}.")
+        intervals = f"95% intervals are over {self.n_queries:,} distinct queries."
+        sentences.append(intervals_note(self.n_queries, intervals))
         if self.fallback_reason:
             sentences.append(
                 f"Whole passes where the prefix cache could not be used: {self.fallback_reason}."

@@ -44,7 +44,7 @@ from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import interval_text, signed_ends
-from icl_lens.result.tables import json_records, plural_prompts
+from icl_lens.result.tables import intervals_note, json_records, plural_prompts
 from icl_lens.result.view import Cell, Column, Section, View
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import start
@@ -191,11 +191,13 @@ class MeanScoreParts(Result):
 
     def _note(self) -> str:
         first_order = "" if self.values_are_exact else " (first-order)"
+        means = f"Means over {self.n_prompts:,} prompts."
+        intervals = f"95% intervals are over {self.n_queries:,} distinct queries."
         return (
-            f"Means over {self.n_prompts:,} prompts, 95% intervals over {self.n_queries:,} "
-            "distinct queries. True labels are those equal to the answer. The strongest writers "
-            "are chosen on these prompts: check them on others (--seed). Over all writers, each "
-            "side sums to the score difference, and value parts sum to what the head adds to the "
+            f"{means} {intervals_note(self.n_queries, intervals)} True labels are those equal to "
+            "the answer. The strongest writers are chosen on these prompts: check them on others "
+            "(--seed). Over all writers, each side sums to the score difference, and value parts "
+            "sum to what the head adds to the "
             f"answer from these labels, nats{first_order}. {WRITER_NAMES}; pairs: query writer × "
             "key writer."
         )

@@ -334,8 +334,11 @@ class PromptBatch:
     def __repr__(self) -> str:
         contents = "no demonstrations"
         if self.labels:
-            n = self.label_positions.shape[1]
-            contents = f"{n} demonstration{'s' * (n != 1)}, labels {quoted_list(self.labels)}"
+            n_demonstrations = (self.label_index >= 0).sum(1)
+            fewest, most = int(n_demonstrations.min()), int(n_demonstrations.max())
+            number = f"{most}" if fewest == most else f"{fewest} to {most}"
+            contents = f"{number} demonstration{'s' * (most != 1)}, "
+            contents += f"labels {quoted_list(self.labels)}"
         beginning = ""
         first_names = {names[0] for names in self.token_names}
         if len(first_names) == 1:

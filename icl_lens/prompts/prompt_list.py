@@ -47,7 +47,7 @@ class PromptList(list[Prompt]):
             return title
         n_queries = len({prompt.query for prompt in self})
         queries = "1 query" if n_queries == 1 else f"{n_queries} different queries"
-        lines = [f"{title}, {_demonstrations(self)}, {queries}"]
+        lines = [f"{title}, {demonstrations_each(self)}, {queries}"]
         classes, answers = _counts(self)
         if classes and {*classes} != {*answers}:
             lines.append(f"classes: {_named(classes, 'query', 'queries')}")
@@ -60,7 +60,7 @@ class PromptList(list[Prompt]):
         return "\n".join(lines)
 
 
-def _demonstrations(prompts: Sequence[Prompt]) -> str:
+def demonstrations_each(prompts: Sequence[Prompt]) -> str:
     """Return "4 demonstrations each", or "4 to 6 demonstrations each"."""
     numbers = {len(prompt.demonstrations) for prompt in prompts}
     low, high = min(numbers), max(numbers)

@@ -110,6 +110,7 @@ def list_finding(
             "has no interval."
         )
     n_above = int((np.asarray(rows["low"], dtype=float) > 0).sum())
+    n_all_above = int((np.asarray(table["low"], dtype=float) > 0).sum())
     above_zero = f"a mean {score} above zero (whole 95% interval)"
     if n_above == 0:
         sentences = _none_above(above_zero, n, score)
@@ -117,7 +118,7 @@ def list_finding(
         subject = f"{n_above} of {in_table} {'has' if n_above == 1 else 'have'}"
         if n == 1:
             subject = "The head in the table has"
-        sentences = [f"{subject} {above_zero}.", *_by_chance(n, n_heads)]
+        sentences = [f"{subject} {above_zero}.", *_by_chance(n, n_heads, n_all_above)]
     if "effect_low" in rows:
         sentences.append(_zeroed_alone(rows))
     return " ".join([*sentences, joint_removal])
@@ -134,9 +135,9 @@ def _none_above(above_zero: str, n: int, score: str) -> list[str]:
     return [*sentences, f"It is not shown that {it} helps the answer.", NEEDED_INSTEAD]
 
 
-def _by_chance(n: int, n_heads: int) -> list[str]:
+def _by_chance(n: int, n_heads: int, n_all_above: int) -> list[str]:
     """Return sentences on which heads a table lists, the n best of `n_heads`, and how many of all
-    would have an interval above zero by chance: 1 of 40.
+    have an interval above zero, beside how many would by chance: 1 of 40.
     """
     if n == n_heads:
         listed = "The table lists all heads."
@@ -148,7 +149,8 @@ def _by_chance(n: int, n_heads: int) -> list[str]:
     about = "fewer than 1" if by_chance < 0.75 else f"about {round(by_chance)}"
     return [
         listed,
-        f"If no head did anything, {about} of the {n_heads} would be above zero by chance.",
+        f"Of all {n_heads} heads, {n_all_above} {'is' if n_all_above == 1 else 'are'} above zero; if no head did "
+        f"anything, {about} would be by chance.",
     ]
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from icl_lens.errors import InputError
+from icl_lens.intervals import MIN_CLUSTERS
 from icl_lens.result.number_format import percent, signed_ends
 
 # Rows in the repr of a result; `to_frame` returns all of them.
@@ -60,6 +61,16 @@ def format_share(value: float) -> str:
 def interval_texts(table: pd.DataFrame) -> list[str]:
     """Return the columns low and high of each row as "+0.123 … +0.456"."""
     return [signed_ends(low, high) for low, high in zip(table["low"], table["high"], strict=True)]
+
+
+def intervals_note(n_queries: int, sentence: str) -> str:
+    """Return a sentence on 95% intervals or, for too few queries, that there are none."""
+    if n_queries >= MIN_CLUSTERS:
+        return sentence
+    return (
+        f"There are no 95% intervals, which need prompts with at least {MIN_CLUSTERS} different "
+        f"queries, got {n_queries}."
+    )
 
 
 def selected_note(k: int, n: int, what: str = "head") -> str:

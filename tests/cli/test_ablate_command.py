@@ -13,7 +13,7 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.cli.ablate import ablate
 from icl_lens.cli.check import check
-from icl_lens.cli.options import SplitTask
+from icl_lens.cli.options import SplitTask, shared_queries_remedy
 from icl_lens.prompts.word_task import word_list
 from icl_lens.result.number_format import percent, signed
 
@@ -115,6 +115,10 @@ def test_a_task_with_few_queries_uses_them_twice(tmp_path, capsys):
         locating, testing = SplitTask(task="animal-country", path=path, n=40).split_prompts(0)
         assert bool({prompt.query for prompt in locating} & {prompt.query for prompt in testing}) == is_few
         if is_few:
+            remedy = shared_queries_remedy(SplitTask(task="animal-country", path=path, n=40), 0)
+            fewer = SplitTask(task="animal-country", path=path, n=int(re.search(r"-n (\d+)", remedy)[1]))
+            halves = [{prompt.query for prompt in half} for half in fewer.split_prompts(0)]
+            assert halves[0].isdisjoint(halves[1])
             ablate(task="animal-country", path=path, n=8, k=1, random_sets=1, check=False, positions="last")
             assert re.search(r"[1-9] of their [1-9] queries also occur here", shown(capsys))
 

@@ -60,7 +60,7 @@ def test_files_and_text_are_what_python_finds(inputs, located_circuit, tmp_path,
     assert all(f"<!-- {edge['writer']} -->" in graph for edge in drawn)
     result, written = json.loads((out / "result.json").read_text()), json.loads(numbers.read_text())["summary"]
     assert written["sentences"] == result["sentences"] == located_circuit.sentences()
-    assert (written["model"], written["chosen"], written["task_check"]) == ("gpt2", "selected", None)
+    assert (written["model"], written["chosen"], written["task_check"]) == ("gpt2", "named in --heads", None)
     assert written["edges"] == result["edges"]
     text, html_text = (" ".join(report.split()) for report in (output, Page(page.read_text()).text))
     label_words = "Label words: 'bar', 'foo'. They change classes from prompt to prompt."

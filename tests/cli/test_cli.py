@@ -160,6 +160,19 @@ def test_typing_errors_are_answered_with_what_was_meant(run, tiny):
     assert "Did you mean 'locate'?" in run("locat")[2]
     assert "--task" in run("locate", "--taks", "x")[2]
     assert "did you mean 'icl-mini'?" in run("explain", "-m", "icl-mni")[2]
+    answers = {
+        ("explain", "--k", "3"): "no option --k; write --top/-k",
+        ("explain", "--sed", "3"): "no option --sed (did you mean --seed?); see icl-lens explain --help-all",
+        ("explain", "--zzzz"): "no option --zzzz; see icl-lens explain --help-all",
+        ("explain", "--heads", "L1H1"): "has no option --heads, an option of ablate, towers, circuit and live; see",
+        ("ablate", "L1H1,l2h3"): "'L1H1,l2h3' names heads, not a prompt; write icl-lens ablate --heads L1H1,l2h3",
+        ("explain", "L1H1"): "write icl-lens explain --why L1H1",
+        ("locate", "-t", "sentiment-number", "L1H1"): "which icl-lens locate does not read; see icl-lens ablate",
+    }
+    for arguments, answer in answers.items():
+        code, _, err = run(*arguments)
+        assert (code, err.count("\n")) == (2, 1)
+        assert answer in err
     assert "did you mean 'sentiment-number'?" in run("locate", "-m", tiny, "-t", "sentimant-number")[2]
 
 
@@ -169,6 +182,7 @@ def test_a_check_is_kept_for_the_other_commands(run, tiny, words, monkeypatch, t
     assert "icl-lens check says" in run("explain", *task, "-k", 1, "--ablate", 1)[1]
     code, out, err = run("check", *task, "--json", tmp_path / "x.json", "--html", tmp_path / "x.html")
     assert code == 0, err
+    assert "First of 60 prompts, 4 demonstrations each:" in out
     sentence = str(il.results.load(tmp_path / "x.json"))
     assert " ".join(sentence.split()) in " ".join(out.split())
     assert "<html" in (tmp_path / "x.html").read_text()

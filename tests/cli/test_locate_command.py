@@ -111,7 +111,7 @@ def test_without_a_folder_nothing_is_written_and_the_table_has_intervals(inputs,
     code, stdout, _ = run(*inputs)
     assert code == 0
     assert "95% interval" in stdout
-    assert "95% intervals over " in " ".join(stdout.split())
+    assert "95% intervals are over " in " ".join(stdout.split())
     assert list(tmp_path.iterdir()) == []
 
 

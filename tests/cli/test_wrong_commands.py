@@ -62,7 +62,6 @@ ROWS = [
     pytest.param(command, *row, id=f"{command} {i}") for command, rows in COMMANDS.items() for i, row in enumerate(rows)
 ]
 USAGE = [
-    ["explain", PROMPT, "--nonsense"],
     ["locate", "--task", "sentiment-number", "--n", "0"],
     ["explain", PROMPT, "--top", "[/red]"],
 ]

@@ -6,6 +6,7 @@ import math
 import random
 import warnings
 from collections import Counter
+from types import SimpleNamespace
 
 import families
 import numpy as np
@@ -148,6 +149,12 @@ def test_intervals_draw_queries_and_sets(icl_mini, monkeypatch):
     assert frame.loc["same layers", "accuracy_max"] == ablation.per_prompt("same layers", "accuracy").mean(1).max()
     assert frame.loc["heads", "over_vocabulary"] == np.mean(ablation.per_prompt("heads", "over_vocabulary"))
     assert ablation.chance == 0.5
+    assert ablation.chance_in_words == "50.0%"
+    for choices, words in (([2, 2], "50.0%, between the 2 labels that each prompt has of 3"), ([3, 3], "33.3%")):
+        masks = torch.tensor([[True] * n + [False] * (3 - n) for n in choices])
+        scores = {"heads": SimpleNamespace(scores=[SimpleNamespace(label_mask=masks)])}
+        of_three = SimpleNamespace(conditions=scores, labels=("a", "b", "c"), chance=1 / choices[0])
+        assert type(ablation).chance_in_words.fget(of_three) == words
     monkeypatch.setattr(type(ablation), "per_prompt", lambda *_: np.arange(4.0)[:, None].repeat(24, axis=1))
     reach = student.ppf(0.975, 3) * np.std(np.arange(4), ddof=1) / 2  # all spread is between sets
     assert tuple(ablation.interval("same layers", "log_odds")) == pytest.approx((1.5, 1.5 - reach, 1.5 + reach))

@@ -243,6 +243,14 @@ def test_slices_are_batches_of_their_prompts():
     assert tail.tokens.shape == tail.attention_mask.shape == (2, 10)  # padding no row needs is gone
     assert torch.equal(tail.tokens, batch.tokens[1:, :10])
     assert tail.labels == batch.labels
+    assert [
+        f"{number}, labels" in repr(b)
+        for b, number in (
+            (batch, "1 to 4 demonstrations"),
+            (tail, "1 to 2 demonstrations"),
+            (batch[1], "1 demonstration"),
+        )
+    ] == [True] * 3
     assert torch.equal(tail.label_tokens, batch.label_tokens)
     assert tail.label_positions.tolist() == [[2, -1, -1, -1], [4, 7, -1, -1]]  # results of pieces can be joined
     assert tail.prompts == batch.prompts[1:]
