@@ -411,18 +411,20 @@ def test_heads_that_matter_are_no_sign_of_learning(capsys):
     learning = planted_check(prompts, {"learns": 1, "copies": 2}, noise=0.05)
     copying = planted_check(prompts, {"copies": 1, "prefers": 2}, noise=0.05)
     nothing = planted_check(prompts, {}, noise=0.05)
-    needed, not_needed = (SimpleNamespace(shows_that_heads_matter=matter) for matter in (True, False))
-    for behavior, removal in ((learning, needed), (copying, not_needed), (None, needed), (copying, None)):
+    needed = SimpleNamespace(shows_that_heads_matter=True)
+    not_needed = SimpleNamespace(shows_that_heads_matter=False)
+    silent = [(learning, needed), (copying, not_needed), (None, needed), (copying, None)]
+    for behavior, removal in silent:
         print_reading(PlainConsole(), behavior, removal)
         assert capsys.readouterr().out == ""
     sources = (
-        (copying, "carry the answer, which here depends on a preference for 'bar' and which label is last."),
+        (copying, "which here depends on a preference for 'bar' and which label is last."),
         (nothing, "carry the answer, which may come from anything else in the prompt."),
     )
     for behavior, ending in sources:
         print_reading(PlainConsole(), behavior, needed)
         printed = " ".join(capsys.readouterr().out.split())
-        assert printed.startswith("That heads matter is no sign of learning from the demonstrations")
+        assert printed.startswith("That heads matter is no sign of learning")
         assert printed.endswith(ending)
 
 

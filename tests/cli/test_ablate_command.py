@@ -116,7 +116,8 @@ def test_a_task_with_few_queries_uses_them_twice(tmp_path, capsys):
         assert bool({prompt.query for prompt in locating} & {prompt.query for prompt in testing}) == is_few
         if is_few:
             remedy = shared_queries_remedy(SplitTask(task="animal-country", path=path, n=40), 0)
-            fewer = SplitTask(task="animal-country", path=path, n=int(re.search(r"-n (\d+)", remedy)[1]))
+            n_fewer = int(re.search(r"-n (\d+)", remedy)[1])
+            fewer = SplitTask(task="animal-country", path=path, n=n_fewer)
             halves = [{prompt.query for prompt in half} for half in fewer.split_prompts(0)]
             assert halves[0].isdisjoint(halves[1])
             ablate(task="animal-country", path=path, n=8, k=1, random_sets=1, check=False, positions="last")

@@ -150,7 +150,8 @@ def test_intervals_draw_queries_and_sets(icl_mini, monkeypatch):
     assert frame.loc["heads", "over_vocabulary"] == np.mean(ablation.per_prompt("heads", "over_vocabulary"))
     assert ablation.chance == 0.5
     assert ablation.chance_in_words == "50.0%"
-    for choices, words in (([2, 2], "50.0%, between the 2 labels that each prompt has of 3"), ([3, 3], "33.3%")):
+    of_two = "50.0%, between the 2 labels that each prompt has of 3"
+    for choices, words in (([2, 2], of_two), ([3, 3], "33.3%")):
         masks = torch.tensor([[True] * n + [False] * (3 - n) for n in choices])
         scores = {"heads": SimpleNamespace(scores=[SimpleNamespace(label_mask=masks)])}
         of_three = SimpleNamespace(conditions=scores, labels=("a", "b", "c"), chance=1 / choices[0])
