@@ -97,7 +97,7 @@ def test_removed_is_the_prompt_without_its_text(icl_mini, options):
         il.demonstration_effects(model, batch.at([7]), ways=["removed"])
 
 
-def test_means_by_place_and_class_by_hand(load_tiny):
+def test_means_by_place_and_class_by_hand(load_tiny, monkeypatch):
     model = load_tiny("gpt2")
     by_hand = il.demonstration_effects(model, il.tokenize(model, [*PROMPTS, *PROMPTS]), ways=["hidden"])
     nan = torch.nan
@@ -116,6 +116,8 @@ def test_means_by_place_and_class_by_hand(load_tiny):
         ("all at once", "both"): 25.0,
     }
     pd.testing.assert_series_equal(means, pd.Series(expected), check_names=False, check_index_type=False)
+    assert by_hand.by_place()["low"].isna().all()  # two queries
+    monkeypatch.setattr("icl_lens.intervals.MIN_CLUSTERS", 2)
     table = by_hand.by_place().set_index(["place", "demonstrations"])
     assert table.loc[(1, "both"), "low"] < 3.5 < table.loc[(1, "both"), "high"]
     assert table.loc[(1, "both"), "n"] == 4
