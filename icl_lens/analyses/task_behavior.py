@@ -141,9 +141,14 @@ class TaskCheck(Check):
     """
 
     definitions: ClassVar[tuple[str, ...]] = (
+        "Nats: the log-odds that a label gains over another by the behavior: the one",
+        "that the demonstrations give (learns), the original one (knows), the one shown",
+        "last (copies) or first (first), or the favorite one (prefers).",
         "Share of answers: how many follow the behavior; below 0%, they do the opposite.",
         "Accuracy: share of prompts whose answer is the most probable of their labels.",
         "Last, other: the query's class, or another, is last. Exchanged: labels swapped.",
+        "Given, original: the prompts' own order, or labels. Baseline: of a constant rule.",
+        "AUROC: how often log-odds tell a right label from a wrong one; chance: 0.50.",
     )
 
     n_prompts: int

@@ -5,6 +5,7 @@ its number.
 import itertools
 import json
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files
@@ -401,6 +402,22 @@ def test_each_behavior_that_holds_gets_its_sentence_and_no_other(nats, behaviors
         assert ("not shown to learn" in sentence) == (not {"learns", "contradicts"} & {*behaviors})
         assert "degree" not in sentence
         assert (check.on_heads_that_matter() == "") == ("learns" in behaviors)
+
+
+def test_every_measure_of_the_tables_is_defined_below_them():
+    pairs = il.results.PairCheck
+    table = planted_check(made_up_prompts(2, 2, n=36), {}, noise=0.05).to_view().sections[0]
+    share = Interval(0.5, 0.2, 0.8)
+    effects = dict.fromkeys(("learns", "maps", "knows", "copies"), share)
+    accuracy = dict.fromkeys(("given", "mismatched", "none"), share)
+    pair_table = pairs(20, 20, accuracy, effects, 0.1, 0.1, 0.1, 0.1).to_view().sections[0]
+    for section in (table, pair_table):
+        definitions = " ".join(section.notes).lower()
+        for measure, *_ in section.rows:
+            words = re.findall(r"\w+", re.sub("'.*?'", "", measure.lower()))
+            undefined = [word for word in words if word not in definitions]
+            assert set(undefined) <= {"always", "wrongly", "another", "shown"}, measure
+        assert max(map(len, section.notes)) <= 80
 
 
 def test_heads_that_matter_are_no_sign_of_learning(capsys):

@@ -35,7 +35,7 @@ def test_ablating_one_prompt_is_ablate_heads(family_folder, load_tiny, capsys, t
     before = il.score(model, batch)[0]
     with il.ablate_heads(model, [(0, 1), (2, 3)], positions="last"):
         after = il.score(model, batch)[0]
-    assert "L0H1, L2H3, selected" in out
+    assert "L0H1, L2H3, named in --heads" in out
     for log_probs in (before, after):
         assert all(percent(float(log_prob.exp())) in out for log_prob in log_probs)
     assert "random, same" in out
@@ -140,6 +140,6 @@ def test_heads_named_twice_count_once_and_one_query_has_no_interval(capsys):
     """One query has no interval."""
     ablate(**TASK | {"n": 1}, check=False, heads="L1H2,L1H2", positions="last")
     out = shown(capsys)
-    assert ": L1H2, selected" in out
+    assert ": L1H2, named in --heads" in out
     assert "nan" not in out
     assert "The model" not in out
