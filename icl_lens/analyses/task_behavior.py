@@ -147,7 +147,7 @@ class TaskCheck(Check):
         "Share of answers: how many follow the behavior; below 0%, they do the opposite.",
         "Accuracy: share of prompts whose answer is the most probable of their labels.",
         "Last, other: the query's class, or another, is last. Exchanged: labels swapped.",
-        "Given, original: the prompts' own order, or labels. Baseline: of a constant rule.",
+        "Given, original: the prompts' own order, or labels. Baseline: a constant rule.",
         "AUROC: how often log-odds tell a right label from a wrong one; chance: 0.50.",
     )
 
