@@ -70,7 +70,7 @@ class PairCheck(Check):
         "Mismatched: the inputs exchanged between demonstrations. None: without these.",
         "Learns: given minus none, answer not shown. Maps: given minus mismatched.",
         "Knows: none, beyond chance. Copies: other outputs of the prompt, beyond none.",
-        "Output: an answer that a demonstration shows. Baseline: share of prompts.",
+        "Output: a demonstration's answer. Shares of answers, baselines: of the prompts.",
     )
 
     n_prompts: int
