@@ -71,15 +71,15 @@ class EdgeSpace:
         them.
         """
         writers = tuple(writer_names(view, head.layer)[:-1] for head in readers)
-        own, later = EDGE_ROLES.index(reader_at), LATER_ROLES.get(reader_at, ("last",))
-        read = [role for role, name in enumerate(EDGE_ROLES) if name not in later]
-        rows = [
-            (reader, part, role, writer)
-            for reader, names in enumerate(writers)
-            for part, name in enumerate(PARTS)
-            for role in ([own] if name == "q" else read)
-            for writer in range(len(names))
-        ]
+        later_roles = LATER_ROLES.get(reader_at, ("last",))
+        roles = [role for role, name in enumerate(EDGE_ROLES) if name not in later_roles]
+        rows = []
+        for reader, names in enumerate(writers):
+            for part, part_name in enumerate(PARTS):
+                # A query is read where the reader acts.
+                roles_of_part = [EDGE_ROLES.index(reader_at)] if part_name == "q" else roles
+                for role in roles_of_part:
+                    rows += [(reader, part, role, writer) for writer in range(len(names))]
         index = np.array(rows, dtype=np.int64).reshape(-1, 4)
         return cls(tuple(readers), view.n_layers, writers, index, reader_at)
 
@@ -116,8 +116,9 @@ class EdgeSpace:
         reader, part, role, writer = torch.from_numpy(self.index).unbind(1)
         pieces = []
         for number, head in enumerate(self.readers):
-            own = reader == number
-            pieces.append(values[head].cpu()[:, part[own], role[own], writer[own]])
+            is_of_reader = reader == number
+            index = part[is_of_reader], role[is_of_reader], writer[is_of_reader]
+            pieces.append(values[head].cpu()[:, *index])
         return torch.cat(pieces, dim=1)
 
     def removal_masks(self, removed: Bool[np.ndarray, "set edge"]) -> RemovalMasks:
@@ -168,20 +169,22 @@ class EdgeSpace:
         Embeddings are in the first third of the layers.
         """
         third = np.clip(3 * self.writer_layer // self.n_layers, 0, 2)
-        groups = {
-            f"{name} third → {end}": (third == number) & ends_here
-            for end, ends_here in self.inputs.items()
-            for number, name in enumerate(THIRDS)
-        }
-        return {name: in_group for name, in_group in groups.items() if in_group.any()}
+        groups = {}
+        for end, ends_here in self.inputs.items():
+            for number, name in enumerate(THIRDS):
+                in_group = (third == number) & ends_here
+                if in_group.any():
+                    groups[f"{name} third → {end}"] = in_group
+        return groups
 
     @cached_property
     def layers(self) -> dict[tuple[str, int], Bool[np.ndarray, " edge"]]:
-        """Edges by the input that they end in and by the writer's layer (−1: embeddings), for
-        `CURVE_INPUTS`.
+        """Edges by the input that they end in and by the writer's layer, for `CURVE_INPUTS`.
+
+        Embeddings have layer −1.
         """
-        return {
-            (end, layer): self.inputs[end] & (self.writer_layer == layer)
-            for end in CURVE_INPUTS
-            for layer in np.unique(self.writer_layer).tolist()
-        }
+        layers = {}
+        for end in CURVE_INPUTS:
+            for layer in np.unique(self.writer_layer).tolist():
+                layers[end, layer] = self.inputs[end] & (self.writer_layer == layer)
+        return layers

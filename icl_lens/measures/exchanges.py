@@ -76,6 +76,9 @@ EXCHANGES = (
 )
 SINGLE = EXCHANGES[:3]
 
+ExchangeSets = Sequence[tuple[Exchange, Sequence[Head]]]
+"""Exchanges, each with the heads in which it is made."""
+
 
 @dataclass(frozen=True)
 class ExchangeScores:
@@ -127,11 +130,11 @@ class TowerPrompts:
         changed: list[list[Prompt | None]] = []
         for prompt, queries in zip(self.batch.prompts, self.queries, strict=True):
             exchanged_labels = prompt.answer, partner_label(prompt)
-            of_prompt: list[Prompt | None] = []
+            donors_of_prompt: list[Prompt | None] = []
             for index, demonstration in enumerate(prompt.demonstrations):
                 is_exchanged = demonstration.label in exchanged_labels
-                of_prompt.append(change(prompt, index, queries) if is_exchanged else None)
-            changed.append(of_prompt)
+                donors_of_prompt.append(change(prompt, index, queries) if is_exchanged else None)
+            changed.append(donors_of_prompt)
         return _per_label(self.tokenized_like, self.batch, changed, self.rows)
 
     def expected(self, predicted: Predicted) -> Int[Tensor, " prompt"]:
@@ -173,25 +176,24 @@ def tower_prompts(model: Any, batch: PromptBatch) -> TowerPrompts:
             "prompts must have labels that part at one token, got some that begin alike and others "
             "that do not; draw two classes per prompt (classes='binary')"
         )
-    like, every = tokenizer_like(model, batch), range(len(batch))
+    tokenized_like = tokenizer_like(model, batch)
+    n_prompts, n_demos = batch.label_positions.shape
+    rows_of_demonstrations = torch.arange(n_prompts)[:, None].expand(n_prompts, n_demos)
     donors: dict[str, Donor] = {}
     answers: dict[str, Tensor] = {}
-    for name, some in donor_prompts(prompts).items():
-        donor = like(some, every)
-        n, n_demos = batch.label_positions.shape
-        donors[name] = _align(batch, donor, torch.arange(n)[:, None].expand(n, n_demos))
+    for name, exchanged_prompts in donor_prompts(prompts).items():
+        donor = tokenized_like(exchanged_prompts, range(n_prompts))
+        donors[name] = _align(batch, donor, rows_of_demonstrations)
         answers[name] = donor.answer.cpu()
-    partner = batch.label_columns(partners).cpu()
-    tokens = batch.label_token_positions.cpu().flatten(1)
     return TowerPrompts(
         batch,
-        tokens,
-        partner,
+        batch.label_token_positions.cpu().flatten(1),
+        batch.label_columns(partners).cpu(),
         donors,
         answers,
         queries=tuple(other_queries(prompts)),
-        tokenized_like=like,
-        rows=list(every),
+        tokenized_like=tokenized_like,
+        rows=list(range(n_prompts)),
     )
 
 
@@ -227,31 +229,27 @@ def _align(
     *,
     has_queries: bool = True,
 ) -> Donor:
-    """Return the donor whose row `rows` has each demonstration's label, at the same place among its
-    demonstrations.
+    """Return the donor of each demonstration's label: row `rows` of `donor`, at the same place.
 
-    Labels with the same number of tokens are aligned token by token, others only at the token that
-    scores them.
+    The place is that among demonstrations. Labels with the same number of tokens are aligned token
+    by token, others only at the token that scores them.
     """
     tokens = batch.label_token_positions.cpu()
     n_prompts, n_demos, width = tokens.shape
-    index = (
-        torch.arange(n_demos).clamp(max=donor.label_positions.shape[1] - 1).expand(n_prompts, -1)
-    )
-    of_row = rows.clamp(min=0)
-    theirs, scored = (
-        donor.label_ranges.cpu()[of_row, index],
-        donor.label_positions.cpu()[of_row, index],
-    )
-    ours, own = batch.label_ranges.cpu(), batch.label_positions.cpu()
-    offset = torch.arange(width)
-    same = ((theirs[..., 1] - theirs[..., 0]) == (ours[..., 1] - ours[..., 0]))[..., None]
-    places = torch.where(same, theirs[..., :1] + offset, scored[..., None])
-    is_taken = (tokens >= 0) & (rows >= 0)[..., None] & (same | (tokens == own[..., None]))
+    last_demo = donor.label_positions.shape[1] - 1
+    demos = torch.arange(n_demos).clamp(max=last_demo).expand(n_prompts, -1)
+    donor_rows = rows.clamp(min=0)
+    donor_start, donor_end = donor.label_ranges.cpu()[donor_rows, demos].split(1, dim=-1)
+    donor_scored = donor.label_positions.cpu()[donor_rows, demos][..., None]
+    start, end = batch.label_ranges.cpu().split(1, dim=-1)
+    is_scored = tokens == batch.label_positions.cpu()[..., None]
+    is_same_length = donor_end - donor_start == end - start
+    places = torch.where(is_same_length, donor_start + torch.arange(width), donor_scored)
+    has_donor = (tokens >= 0) & (rows >= 0)[..., None] & (is_same_length | is_scored)
     return Donor(
         donor,
-        torch.where(is_taken, rows[..., None], -1).flatten(1),
-        torch.where(is_taken, places, -1).flatten(1),
+        torch.where(has_donor, rows[..., None], -1).flatten(1),
+        torch.where(has_donor, places, -1).flatten(1),
         has_queries,
     )
 
@@ -259,7 +257,7 @@ def _align(
 def exchange_scores(
     view: ModelView,
     prompts: TowerPrompts,
-    sets: Sequence[tuple[Exchange, Sequence[Head]]],
+    sets: ExchangeSets,
     *,
     memory: int = BUDGET,
 ) -> tuple[ExchangeScores, dict[str, Float[Tensor, "prompt label"]], str]:
@@ -269,63 +267,85 @@ def exchange_scores(
     used, if they were. `memory` limits the keys and values that are cached at a time, bytes; one
     prompt runs at least.
     """
-    layers = sorted({head.layer for _, heads in sets for head in heads})
-    parts: dict[DonorName, list[Part]] = {}
-    for part in PARTS:
-        for name in dict.fromkeys(getattr(exchange, part) for exchange, _ in sets):
-            if name is not None:
-                parts.setdefault(name, []).append(part)
-    odds, partner_odds, predicted, reasons = (
-        list[Tensor](),
-        list[Tensor](),
-        list[Tensor](),
-        list[str](),
-    )
-    own: dict[str, list[Tensor]] = {}
-    n, size = len(prompts.batch), n_exchanged(view, prompts, memory)
-    for start in range(0, n, size):
-        piece = prompts.select(range(start, min(start + size, n)))
-        recorded: dict[str, DonorRecording] = {}
+    n_prompts, size = len(prompts.batch), n_exchanged(view, prompts, memory)
+    pieces: list[ExchangeScores] = []
+    donor_pieces: dict[str, list[Tensor]] = {}
+    first_reason = ""
+    for start in range(0, n_prompts, size):
+        piece = prompts.select(range(start, min(start + size, n_prompts)))
         prefixes = Prefixes.of(view, piece.batch)
-        # Other donors begin like "texts".
-        for name in sorted(parts, key=lambda name_of_donor: name_of_donor != "texts"):
-            recorded[name] = record(
-                view, piece.donor(name), layers, parts[name], prefixes, keep=name == "texts"
-            )
-            if (log_probs := recorded[name].log_probs) is not None:
-                own.setdefault(name, []).append(log_probs.cpu())
-        interchanges = [Interchange((), piece.positions)]
-        for exchange, heads in sets:
-            q, k, v = (
-                None if (name := getattr(exchange, part)) is None else recorded[name]
-                for part in PARTS
-            )
-            interchanges.append(Interchange(tuple(heads), piece.positions, q, k, v))
-        cached = prefixes.rows if prefixes.is_usable else None
+        recordings = _recordings(view, piece, sets, prefixes)
+        for name, recording in recordings.items():
+            if recording.log_probs is not None:
+                donor_pieces.setdefault(name, []).append(recording.log_probs.cpu())
         log_probs, reason = score_sets(
             view,
             piece.batch,
-            [[one] for one in interchanges],
+            _interchanges(piece, sets, recordings),
             ReadAmong(piece.batch.label_tokens),
-            cached=cached,
+            cached=prefixes.rows if prefixes.is_usable else None,
         )
-        log_probs, batch = log_probs.cpu(), piece.batch.to("cpu")
-        reasons.append(reason)
-        odds.append(
-            torch.stack(
-                [
-                    label_log_odds(one, batch.answer, choices=batch.label_mask)
-                    for one in log_probs.unbind(1)
-                ],
-                dim=1,
-            )
-        )
-        rows = torch.arange(len(batch))
-        partner_odds.append(log_probs[rows, :, batch.answer] - log_probs[rows, :, piece.partner])
-        predicted.append(most_probable(log_probs, batch.label_mask[:, None]))
-    donors = {name: torch.cat(some) for name, some in own.items()}
-    scores = ExchangeScores(torch.cat(odds), torch.cat(partner_odds), torch.cat(predicted))
-    return scores, donors, next(filter(None, reasons), "")
+        pieces.append(_piece_scores(piece, log_probs.cpu()))
+        first_reason = first_reason or reason
+    scores = ExchangeScores(
+        log_odds=torch.cat([piece.log_odds for piece in pieces]),
+        partner_log_odds=torch.cat([piece.partner_log_odds for piece in pieces]),
+        predicted=torch.cat([piece.predicted for piece in pieces]),
+    )
+    donors = {name: torch.cat(log_probs) for name, log_probs in donor_pieces.items()}
+    return scores, donors, first_reason
+
+
+def _recordings(
+    view: ModelView, prompts: TowerPrompts, sets: ExchangeSets, prefixes: Prefixes
+) -> dict[str, DonorRecording]:
+    """Run the donors that exchanges need, and return what they give, by donor."""
+    layers: set[int] = set()
+    for _, heads in sets:
+        layers |= {head.layer for head in heads}
+    parts_of_donor: dict[DonorName, list[Part]] = {}
+    for part in PARTS:
+        for name in dict.fromkeys(getattr(exchange, part) for exchange, _ in sets):
+            if name is not None:
+                parts_of_donor.setdefault(name, []).append(part)
+    recordings: dict[str, DonorRecording] = {}
+    # Other donors begin like "texts", which therefore runs first.
+    for name in sorted(parts_of_donor, key=lambda name: name != "texts"):
+        donor, parts = prompts.donor(name), parts_of_donor[name]
+        is_kept = name == "texts"
+        recordings[name] = record(view, donor, sorted(layers), parts, prefixes, keep=is_kept)
+    return recordings
+
+
+def _interchanges(
+    prompts: TowerPrompts, sets: ExchangeSets, recordings: dict[str, DonorRecording]
+) -> list[list[Interchange]]:
+    """Return the edit of no exchange, and of each one."""
+    interchanges = [[Interchange((), prompts.positions)]]
+    for exchange, heads in sets:
+        by_part: dict[Part, DonorRecording | None] = {}
+        for part in PARTS:
+            name = getattr(exchange, part)
+            by_part[part] = None if name is None else recordings[name]
+        interchanges.append([Interchange(tuple(heads), prompts.positions, **by_part)])
+    return interchanges
+
+
+def _piece_scores(
+    prompts: TowerPrompts, log_probs: Float[Tensor, "prompt set label"]
+) -> ExchangeScores:
+    """Return the scores of labels' log-probabilities under each set."""
+    batch = prompts.batch.to("cpu")
+    log_odds = []
+    for of_set in log_probs.unbind(1):
+        log_odds.append(label_log_odds(of_set, batch.answer, choices=batch.label_mask))
+    rows = torch.arange(len(batch))
+    answer, partner = log_probs[rows, :, batch.answer], log_probs[rows, :, prompts.partner]
+    return ExchangeScores(
+        log_odds=torch.stack(log_odds, dim=1),
+        partner_log_odds=answer - partner,
+        predicted=most_probable(log_probs, batch.label_mask[:, None]),
+    )
 
 
 def n_exchanged(view: ModelView, prompts: TowerPrompts, memory: int = BUDGET) -> int:
@@ -349,7 +369,9 @@ def single_exchanges(
     The second value is the reason why full forward passes were used, "" if the prefix cache was
     used.
     """
-    sets = [(exchange, [head]) for exchange in exchanges for head in view.heads()]
+    sets: list[tuple[Exchange, list[Head]]] = []
+    for exchange in exchanges:
+        sets += [(exchange, [head]) for head in view.heads()]
     scores, _, reason = exchange_scores(view, prompts, sets, memory=memory)
     lost = scores.log_odds[:, :1] - scores.log_odds[:, 1:]
     return lost.unflatten(1, (len(exchanges), view.n_layers, view.n_heads)), reason

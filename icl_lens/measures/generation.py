@@ -1,12 +1,13 @@
 """Continue prompts under edits, side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 import torch
 
+from icl_lens.edits.edit import EditAtLayers
 from icl_lens.engine.editor import editing
 from icl_lens.engine.score import Sets, check_sets, place
 from icl_lens.errors import InputError, check_integers, short_repr
@@ -50,9 +51,9 @@ class Generations(Result):
     def to_view(self) -> View:
         """Return the title and the table that `print` shows."""
         table = self.to_frame()
-        columns = {
-            str(name): [repr(text)[1:-1] for text in table[name][:SHOWN_ROWS]] for name in table
-        }
+        columns: dict[str, list[str]] = {}
+        for name in table:
+            columns[str(name)] = [repr(text)[1:-1] for text in table[name][:SHOWN_ROWS]]
         title = f"Generations: {plural_prompts(len(table))} continued{edits_suffix(self.edits)}"
         return table_view(title, columns, len(table))
 
@@ -96,25 +97,8 @@ def generate(
     check_batch(batch)
     max_new_tokens, seed = check_integers(max_new_tokens=max_new_tokens, seed=seed)
     stops = [stop] if isinstance(stop, str) else list(stop)
-    longest, n_ctx = int(batch.last.max()) + 1, getattr(model.cfg, "n_ctx", None)
-    if max_new_tokens < 1 or (n_ctx is not None and longest + max_new_tokens > n_ctx):
-        raise InputError(
-            "max_new_tokens must be between 1 and "
-            f"{'any number' if n_ctx is None else n_ctx - longest}, what is left of the model's "
-            f"context, got {max_new_tokens}"
-        )
-    if not temperature >= 0:
-        raise InputError(
-            f"temperature must be non-negative, got {short_repr(temperature)}; 0 takes the most "
-            "probable token"
-        )
-    if top_k is not None:
-        (top_k,) = check_integers(top_k=top_k)
-    if (top_k is not None and top_k < 1) or (top_p is not None and not 0 < top_p <= 1):
-        raise InputError(
-            f"top_k must be at least 1 and top_p above 0 and at most 1, got {short_repr(top_k)} "
-            f"and {top_p!r}"
-        )
+    _check_length(model, batch, max_new_tokens)
+    top_k = _checked_sampling(temperature, top_k, top_p)
     if not all(stops):
         raise InputError("stop must not be an empty text; omit it")
     options = {
@@ -127,36 +111,94 @@ def generate(
         "return_type": "tokens",
         "verbose": False,
     }
-    found: list[list[tuple[int, ...]]] = []
-    every = place(view, check_sets(sets), batch)
-    with progress_switch(progress), steps("generating", len(every) * len(batch)) as advance:
-        for placed in every:
-            is_cached = not view.has_hooks and all(one.edit.supports_cache for one in placed)
-            found.append([])
-            for row in range(len(batch)):
-                alone = batch[row]
-                # The lock comes first, or another thread's draws would move this thread's.
-                with editing(view, *(one.select([row]) for one in placed)), torch.random.fork_rng():
-                    torch.manual_seed(seed)
-                    tokens = model.generate(alone.tokens, use_past_kv_cache=is_cached, **options)
-                found[-1].append(tuple(tokens[0, alone.tokens.shape[1] :].tolist()))
-                advance(1)
-    names = [", ".join(one.words for one in placed) or "no edits" for placed in every]
+    placed_sets = place(view, check_sets(sets), batch)
+    tokens = []
+    with progress_switch(progress), steps("generating", len(placed_sets) * len(batch)) as advance:
+        for edits in placed_sets:
+            tokens.append(_continued(view, batch, edits, options, seed, advance))
+    texts = []
+    for tokens_of_set in tokens:
+        texts.append(tuple(_text(model.tokenizer, ids, stops) for ids in tokens_of_set))
     return Generations(
-        texts=tuple(tuple(_text(model.tokenizer, ids, stops) for ids in one) for one in found),
-        tokens=tuple(map(tuple, found)),
-        sets=tuple(
-            name if names.count(name) == 1 else f"{name} ({number})"
-            for number, name in enumerate(names)
-        ),
+        texts=tuple(texts),
+        tokens=tuple(tokens),
+        sets=_unique_names(placed_sets),
         prompts=batch.queries if batch.prompts else batch.texts,
         edits=active_edits(view),
     )
 
 
+def _check_length(model: Any, batch: PromptBatch, max_new_tokens: int) -> None:
+    """Raise InputError if the longest prompt and new tokens exceed the context, or none are new."""
+    n_ctx = getattr(model.cfg, "n_ctx", None)
+    limit = "any number"
+    is_too_long = False
+    if n_ctx is not None:
+        limit = n_ctx - (int(batch.last.max()) + 1)
+        is_too_long = max_new_tokens > limit
+    if max_new_tokens < 1 or is_too_long:
+        raise InputError(
+            f"max_new_tokens must be between 1 and {limit}, what is left of the model's context, "
+            f"got {max_new_tokens}"
+        )
+
+
+def _checked_sampling(temperature: float, top_k: int | None, top_p: float | None) -> int | None:
+    """Return `top_k` as an integer; raise InputError for invalid options of drawing."""
+    if not temperature >= 0:
+        raise InputError(
+            f"temperature must be non-negative, got {short_repr(temperature)}; 0 takes the most "
+            "probable token"
+        )
+    if top_k is not None:
+        (top_k,) = check_integers(top_k=top_k)
+    if (top_k is not None and top_k < 1) or (top_p is not None and not 0 < top_p <= 1):
+        raise InputError(
+            "top_k must be at least 1 and top_p above 0 and at most 1, got "
+            f"{short_repr(top_k)} and {top_p!r}"
+        )
+    return top_k
+
+
+def _continued(
+    view: ModelView,
+    batch: PromptBatch,
+    edits: Sequence[EditAtLayers],
+    options: dict[str, Any],
+    seed: int,
+    advance: Callable[[int], None],
+) -> tuple[tuple[int, ...], ...]:
+    """Return the tokens that follow each prompt under one set of edits."""
+    is_cached = not view.has_hooks and all(edit_at.edit.supports_cache for edit_at in edits)
+    continuations = []
+    for row in range(len(batch)):
+        prompt = batch[row].tokens
+        edits_of_row = [edit_at.select([row]) for edit_at in edits]
+        # The lock comes first, or another thread's draws would move this thread's.
+        with editing(view, *edits_of_row), torch.random.fork_rng():
+            torch.manual_seed(seed)
+            tokens = view.model.generate(prompt, use_past_kv_cache=is_cached, **options)
+        continuations.append(tuple(tokens[0, prompt.shape[1] :].tolist()))
+        advance(1)
+    return tuple(continuations)
+
+
+def _unique_names(placed_sets: Sequence[Sequence[EditAtLayers]]) -> tuple[str, ...]:
+    """Return each set of edits in words; sets of the same words get their number."""
+    names = []
+    for edits in placed_sets:
+        names.append(", ".join(edit_at.words for edit_at in edits) or "no edits")
+    unique_names = []
+    for number, name in enumerate(names):
+        unique_names.append(name if names.count(name) == 1 else f"{name} ({number})")
+    return tuple(unique_names)
+
+
 def _text(tokenizer: Any, ids: Sequence[int], stops: Sequence[str]) -> str:
     """Return the text of generated tokens up to the end of text or the first stop."""
-    end = tokenizer.eos_token_id
-    kept = ids[: ids.index(end)] if end in ids else ids
-    text = tokenizer.decode(kept, clean_up_tokenization_spaces=False)
-    return text[: min([at for one in stops if (at := text.find(one)) >= 0], default=len(text))]
+    end_of_text = tokenizer.eos_token_id
+    if end_of_text in ids:
+        ids = ids[: ids.index(end_of_text)]
+    text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    ends = [text.find(stop) for stop in stops if stop in text]
+    return text[: min(ends, default=len(text))]

@@ -84,20 +84,23 @@ class VectorGains(Result):
     def to_view(self) -> View:
         """Return the title and the table that `print` shows."""
         table = self.to_frame()
-        shown = table.nlargest(SHOWN_ROWS // 2, "gain").sort_values("layer")
-        done = "in place of the residual stream" if self.replace else "added to the residual stream"
-        title = (
-            f"VectorGains: a vector {done}, {plural_prompts(len(self.queries))}; without it, the "
-            "answer is the top token in "
-            f"{float(self.top1_intact.double().mean()):.0%}{edits_suffix(self.edits)}"
+        largest = table.nlargest(SHOWN_ROWS // 2, "gain").sort_values("layer")
+        where = (
+            "in place of the residual stream" if self.replace else "added to the residual stream"
         )
-        title += "\nThe largest gains:" if len(shown) < len(table) else ""
+        share_intact = float(self.top1_intact.double().mean())
+        title = (
+            f"VectorGains: a vector {where}, {plural_prompts(len(self.queries))}; without it, the "
+            f"answer is the top token in {share_intact:.0%}{edits_suffix(self.edits)}"
+        )
+        if len(largest) < len(table):
+            title += "\nThe largest gains:"
         columns: dict[str, list[Any]] = {
-            "after layer": shown["layer"].tolist(),
-            "log p(answer) gained": list(map(signed, shown["gain"])),
-            "low": list(map(signed, shown["low"])),
-            "high": list(map(signed, shown["high"])),
-            "answer is top token": [f"{one:.0%}" for one in shown["accuracy"]],
+            "after layer": largest["layer"].tolist(),
+            "log p(answer) gained": list(map(signed, largest["gain"])),
+            "low": list(map(signed, largest["low"])),
+            "high": list(map(signed, largest["high"])),
+            "answer is top token": [f"{share:.0%}" for share in largest["accuracy"]],
         }
         return table_view(title, columns, len(table))
 
@@ -166,13 +169,7 @@ def vector_gains(
     """
     view = ModelView.of(model)
     check_batch(batch)
-    chosen = [*range(view.n_layers)] if layers is None else list(layers)
-    check_integers(**{f"layers[{number}]": layer for number, layer in enumerate(chosen)})
-    if not chosen or not all(0 <= layer < view.n_layers for layer in chosen):
-        raise InputError(
-            f"layers must be between 0 and {view.n_layers - 1}, at least one, got "
-            f"{short_repr(layers)}"
-        )
+    checked_layers = _checked_layers(view, layers)
     if not isinstance(vectors, Tensor):
         raise InputError(
             f"vectors must be a tensor, got {type(vectors).__name__}; write torch.tensor(...)"
@@ -188,21 +185,39 @@ def vector_gains(
             "every prompt must have an answer or a target, and some have none; drop these prompts"
         )
 
-    def read(log_probs: Tensor, prompts: Tensor) -> Tensor:
+    def log_prob_and_top1(log_probs: Tensor, prompts: Tensor) -> Float[Tensor, "row 2"]:
         answer = answers.to(log_probs.device)[prompts.to(log_probs.device)]
-        own = log_probs.gather(1, answer[:, None])[:, 0]
-        return torch.stack([own, (log_probs.argmax(1) == answer).to(own)], dim=1)
+        log_prob = log_probs.gather(1, answer[:, None])[:, 0]
+        is_top1 = log_probs.argmax(1) == answer
+        return torch.stack([log_prob, is_top1.to(log_prob)], dim=1)
 
-    each = vectors.expand(view.n_layers, -1)
-    edits = [AddVector(each[layer], layer, replace=replace) for layer in chosen]
-    found = score(model, batch, [[], *([edit] for edit in edits)], read=read, progress=progress)
+    vector_of_layer = vectors.expand(view.n_layers, -1)
+    sets: list[list[AddVector]] = [[]]
+    for layer in checked_layers:
+        sets.append([AddVector(vector_of_layer[layer], layer, replace=replace)])
+    scores = score(model, batch, sets, read=log_prob_and_top1, progress=progress)
+    log_prob, top1 = scores.unbind(-1)
     return VectorGains(
-        layers=tuple(chosen),
-        intact=found[:, 0, 0],
-        log_prob=found[:, 1:, 0],
-        top1_intact=found[:, 0, 1].bool(),
-        top1=found[:, 1:, 1].bool(),
+        layers=tuple(checked_layers),
+        intact=log_prob[:, 0],
+        log_prob=log_prob[:, 1:],
+        top1_intact=top1[:, 0].bool(),
+        top1=top1[:, 1:].bool(),
         replace=replace,
         queries=batch.queries,
         edits=active_edits(view),
     )
+
+
+def _checked_layers(view: ModelView, layers: Sequence[int] | None) -> list[int]:
+    """Return layers, by default all; raise InputError for none, and for those that do not exist."""
+    if layers is None:
+        return list(range(view.n_layers))
+    checked = list(layers)
+    check_integers(**{f"layers[{number}]": layer for number, layer in enumerate(checked)})
+    if not checked or not all(0 <= layer < view.n_layers for layer in checked):
+        raise InputError(
+            f"layers must be between 0 and {view.n_layers - 1}, at least one, got "
+            f"{short_repr(layers)}"
+        )
+    return checked
