@@ -200,16 +200,18 @@ class Circuit(Result):
         share = whole_percent(row["faithfulness"])
         if row["low"] == row["low"]:
             share += f" (95% interval {share_ends(row['low'], row['high'])})"
-        kept = (
+        carried_by_first = (
             f"The first {len(self.edges)} edges alone keep {share} of this; random edges of the "
             f"same parts, roles and layers keep {whole_percent(row['random'])}"
         )
         if row["difference_low"] > 0:
-            kept += "."
+            carried_by_first += "."
         else:
             ends = row["difference"], row["difference_low"], row["difference_high"]
             difference = interval_text(*ends, times=100)
-            kept += f". This is not better than random: the difference is {difference} points."
+            carried_by_first += (
+                f". This is not better than random: the difference is {difference} points."
+            )
         groups = [
             row
             for row in self.groups.to_dict("records")
@@ -218,7 +220,7 @@ class Circuit(Result):
         if not groups:
             return [
                 f"{carried}.",
-                kept,
+                carried_by_first,
                 "No group of edges matters more than the same group into random heads.",
             ]
         groups.sort(key=lambda row: -row["difference"])
@@ -229,7 +231,7 @@ class Circuit(Result):
             "Groups of edges that matter more than the same groups into random heads, with the "
             "drop when removed: "
         )
-        return [f"{carried}.", kept, f"{start}{joined(texts)}."]
+        return [f"{carried}.", carried_by_first, f"{start}{joined(texts)}."]
 
     def to_dict(self) -> dict[str, Any]:
         """Return counts, readers and tables as numbers and strings for JSON."""
@@ -521,8 +523,9 @@ def _ranked(
     """Rank all edges (item 2 above), in every process."""
 
     def estimate(rows: list[int]) -> dict[str, Tensor]:
-        found = estimate_effects(view.model, batch[rows], space.readers, means, space.reader_at)
-        return {"estimate": space.flatten(found).float()}
+        readers, reader_at = space.readers, space.reader_at
+        by_reader = estimate_effects(view.model, batch[rows], readers, means, reader_at)
+        return {"estimate": space.flatten(by_reader).float()}
 
     estimates = stream.map("estimates", estimate)["estimate"].astype(np.float64)
 

@@ -61,40 +61,40 @@ class EdgeSets:
         n = len(space)
         sizes = sorted({min(n_edges, n), *(max(1, round(share * n)) for share in SHARES)})
         sets = cls(space, ranked[:n_edges], sizes, n_random)
-        sets._add_removed("all", chosen=np.array([], dtype=np.int64))
-        sets._add_kept("none", chosen=np.array([], dtype=np.int64))
+        sets._add_removed("all", edges=np.array([], dtype=np.int64))
+        sets._add_kept("none", edges=np.array([], dtype=np.int64))
         for size in sizes:
-            sets._add_kept("located", size, chosen=ranked[:size])
+            sets._add_kept("located", size, edges=ranked[:size])
         for number in range(n_random):
-            for size, chosen in zip(
+            for size, edges in zip(
                 sizes, space.random_like(ranked, sizes, seed=seed + number), strict=True
             ):
-                sets._add_kept("random", number, size, chosen=chosen)
+                sets._add_kept("random", number, size, edges=edges)
         rng = np.random.default_rng(seed)
         for number, edge in enumerate(sets.circuit):
-            sets._add_removed("edge", number, chosen=edge[None])
-            sets._add_kept("needed", number, chosen=np.setdiff1d(sets.circuit, edge))
+            sets._add_removed("edge", number, edges=edge[None])
+            sets._add_kept("needed", number, edges=np.setdiff1d(sets.circuit, edge))
         for number in range(N_SUBSETS):
             subset = rng.choice(sets.circuit, size=(len(sets.circuit) + 1) // 2, replace=False)
-            sets._add_removed("model without", number, chosen=subset)
-            sets._add_kept("circuit without", number, chosen=np.setdiff1d(sets.circuit, subset))
-        for name, chosen in space.groups.items():
-            sets._add_removed("group", name, chosen=np.flatnonzero(chosen))
+            sets._add_removed("model without", number, edges=subset)
+            sets._add_kept("circuit without", number, edges=np.setdiff1d(sets.circuit, subset))
+        for name, in_group in space.groups.items():
+            sets._add_removed("group", name, edges=np.flatnonzero(in_group))
             for number in range(N_RANDOM_READERS):
                 # No edges into the readers; `removal_masks` adds those into random heads.
-                sets._add_removed("control", name, number, chosen=np.array([], dtype=np.int64))
-        for (end, layer), chosen in space.layers.items():
-            sets._add_removed("layer", end, layer, chosen=np.flatnonzero(chosen))
+                sets._add_removed("control", name, number, edges=np.array([], dtype=np.int64))
+        for (end, layer), in_layer in space.layers.items():
+            sets._add_removed("layer", end, layer, edges=np.flatnonzero(in_layer))
         return sets
 
-    def _add_removed(self, *name: object, chosen: Int[np.ndarray, " edge"]) -> None:
+    def _add_removed(self, *name: object, edges: Int[np.ndarray, " edge"]) -> None:
         mask = np.zeros(len(self.space), dtype=bool)
-        mask[chosen] = True
+        mask[edges] = True
         self.names.append(name)
         self.masks.append(mask)
 
-    def _add_kept(self, *name: object, chosen: Int[np.ndarray, " edge"]) -> None:
-        self._add_removed(*name, chosen=np.setdiff1d(np.arange(len(self.space)), chosen))
+    def _add_kept(self, *name: object, edges: Int[np.ndarray, " edge"]) -> None:
+        self._add_removed(*name, edges=np.setdiff1d(np.arange(len(self.space)), edges))
 
     def __len__(self) -> int:
         return len(self.names)
@@ -110,9 +110,9 @@ class EdgeSets:
         for number, heads in enumerate(randoms):
             space = EdgeSpace.of(view, heads, self.space.reader_at)
             masks = np.zeros((len(self), len(space)), dtype=bool)
-            for name, chosen in space.groups.items():
+            for name, in_group in space.groups.items():
                 if ("control", name, number) in self.names:
-                    masks[self.names.index(("control", name, number))] = chosen
+                    masks[self.names.index(("control", name, number))] = in_group
             for reader, mask in space.removal_masks(masks).items():
                 removed[reader] = removed[reader] | mask if reader in removed else mask
         return removed
@@ -151,12 +151,11 @@ class _Tables:
         self.located = np.stack(
             [self.faithfulness("located", size) for size in sets.sizes], axis=1
         )  # draw, size
-        self.random = np.stack(
-            [
-                [self.faithfulness("random", number, size) for size in sets.sizes]
-                for number in range(sets.n_random)
-            ]
-        ).transpose(2, 0, 1)  # draw, ranking, size
+        by_ranking = []
+        for number in range(sets.n_random):
+            by_size = [self.faithfulness("random", number, size) for size in sets.sizes]
+            by_ranking.append(np.stack(by_size))
+        self.random = np.stack(by_ranking).transpose(2, 0, 1)  # draw, ranking, size
 
     def interval(
         self,
@@ -273,8 +272,8 @@ class _Tables:
         for name, values in scores.items():
             means_of_sets = [random_areas[name]] if name in random_areas else []
             rows.append({"name": name, **self.interval("value", "", values, *means_of_sets)})
-        others = np.delete(np.abs(estimates), self.sets.circuit)
-        largest = {"value": float(others.max(initial=0)), "low": np.nan, "high": np.nan}
+        outside = np.delete(np.abs(estimates), self.sets.circuit)
+        largest = {"value": float(outside.max(initial=0)), "low": np.nan, "high": np.nan}
         return pd.DataFrame([*rows, {"name": "largest estimate left out", **largest}])
 
     def area(

@@ -84,7 +84,6 @@ def indirect_effects(
     effects = head_effects(model, corrupted, mode="mean", reference=reference, progress=progress)
     lost = effects.log_prob
     clean = log_probs_in_passes(model, corrupted).to(lost.device)
-    own = clean[
-        torch.arange(len(clean), device=lost.device), corrupted.answer_tokens.to(lost.device)
-    ][:, None, None]
-    return (own - lost).exp() - own.exp()
+    rows = torch.arange(len(clean), device=lost.device)
+    intact = clean[rows, corrupted.answer_tokens.to(lost.device)][:, None, None]
+    return (intact - lost).exp() - intact.exp()

@@ -14,17 +14,17 @@ A run is stored in chunks that hold every prompt's parts, so an interrupted run 
 the same bytes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import torch
 from einops import einsum
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations, capture
@@ -47,7 +47,7 @@ from icl_lens.result.number_format import interval_text, signed_ends
 from icl_lens.result.tables import intervals_note, json_records, plural_prompts
 from icl_lens.result.view import Cell, Column, Section, View
 from icl_lens.runs.run import Run
-from icl_lens.runs.stream import start
+from icl_lens.runs.stream import ChunkStream, start
 
 SIDES = ("query", "key", "value of true labels", "value of false labels")
 """What is split by writer: the score difference, by writers at the last position and at the labels;
@@ -211,8 +211,7 @@ def mean_score_parts(
     n_strongest: int = 6,
     run: Run | None = None,
 ) -> MeanScoreParts:
-    """Return mean `attention_score_parts` and `value_parts` of heads over prompts with
-    demonstrations, with intervals.
+    """Return heads' mean `attention_score_parts` and `value_parts` over prompts, with intervals.
 
     Score parts split the mean score of true labels (those equal to the answer) minus that of false
     labels, from the last position. Value parts split what the head adds to log p(answer) − log
@@ -225,101 +224,175 @@ def mean_score_parts(
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
-        >>> found = il.mean_score_parts(model, many, ["L5H0"])
-        >>> found.n_prompts, len(found.total("L5H0"))
+        >>> parts = il.mean_score_parts(model, many, ["L5H0"])
+        >>> parts.n_prompts, len(parts.total("L5H0"))
         (20, 3)
     """
     batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
     view = ModelView.of(model)
-    chosen = view.check_heads(heads)
-    if not chosen:
+    checked_heads = view.check_heads(heads)
+    if not checked_heads:
         raise InputError("heads must name at least one head, got none; pass e.g. ['L2H1']")
     check_at_least(1, n_strongest=n_strongest)
     batch.require_demonstrations("true label", "pass prompts with demonstrations")
-    if own := [prompt.answer for prompt in batch.prompts if prompt.has_own_answer]:
-        raise InputError(
-            f"every prompt must demonstrate its answer, got {own[0]!r}, which none shows; use "
-            "prompts with classes, or il.attention_score_parts(acts, head), which has the score of "
-            "each demonstration"
-        )
+    for prompt in batch.prompts:
+        if prompt.has_own_answer:
+            raise InputError(
+                f"every prompt must demonstrate its answer, got {prompt.answer!r}, which none "
+                "shows; use prompts with classes, or il.attention_score_parts(acts, head), which "
+                "has the score of each demonstration"
+            )
     check_targets(view, batch)
-    names = {head: writer_names(view, head.layer) for head in chosen}
-
-    options = {"heads": list(map(str, chosen)), "n_strongest": n_strongest}
+    options = {"heads": list(map(str, checked_heads)), "n_strongest": n_strongest}
     with start(run, model, batch, "score parts", options) as stream:
-
-        def chunks(kind: str, columns: Callable[[Activations, list[int]], dict[str, Any]]) -> Any:
-            """Yield the rows and the chunk of every batch, in the main process."""
-
-            def compute(number: int) -> dict[str, Any]:
-                rows = stream.plan[number]
-                return columns(capture(model, batch[rows], writers=True), rows)
-
-            for number, chunk in stream.chunks(kind, range(len(stream.plan)), compute):
-                yield stream.plan[number], chunk
-
-        values = {
-            head: np.empty((len(SIDES), len(batch), len(names[head])), np.float32)
-            for head in chosen
-        }
-        is_exact = True
-        for rows, chunk in chunks("part", lambda acts, rows: _part_columns(acts, rows, chosen)):
-            _fill(values, rows, chunk, SIDES)
-            is_exact = bool(chunk.column("is_exact")[0].as_py())
-        selected = stream.distributed.run_on_main(
-            lambda: {head: _strongest(of_head, n_strongest) for head, of_head in values.items()}
+        parts, is_exact = _parts_of_heads(stream, model, checked_heads)
+        strongest = stream.distributed.run_on_main(
+            lambda: {head: _strongest(parts[head], n_strongest) for head in checked_heads}
         )
-        pairs = {
-            head: np.empty((1, len(batch), len(query) * len(key)), np.float32)
-            for head, (query, key) in selected.items()
-        }
-        for rows, chunk in chunks("pairs", lambda acts, rows: _pair_columns(acts, rows, selected)):
-            _fill(pairs, rows, chunk, ("value",))
+        pairs = _pairs_of_heads(stream, model, strongest)
 
     def make_tables() -> MeanScoreParts:
-        queries = batch.queries
-        writers, groups = list[pd.DataFrame](), list[pd.DataFrame]()
-        for head in chosen:
-            sides = dict(
-                zip(SIDES, values[head].astype(np.float64), strict=True)
-            )  # [prompt writer] each
-            if np.isnan(sides["value of true labels"]).all():  # the model has a logit soft-cap
-                sides = {side: sides[side] for side in ("query", "key")}
-            totals = {"score": sides["query"].sum(1)}  # the key parts have the same sum
-            totals |= {
-                side: parts.sum(1) for side, parts in sides.items() if side not in ("query", "key")
-            }
-            writers.append(
-                _mean_rows(head, "total", list(totals), np.stack(list(totals.values()), 1), queries)
-            )
-            query, key = ([names[head][i] for i in side] for side in selected[head])
-            pair_names = [
-                f"{query_writer} × {key_writer}" for query_writer in query for key_writer in key
-            ]
-            for side, side_names, parts in [
-                *((side, names[head], parts) for side, parts in sides.items()),
-                ("pair", pair_names, pairs[head][0].astype(np.float64)),
-            ]:
-                found = _mean_rows(head, side, side_names, parts, queries)
-                writers.append(found.sort_values("value", key=abs, ascending=False, kind="stable"))
-            group = np.array([GROUPS.index(group_of(name, view.n_layers)) for name in names[head]])
-            for side, parts in sides.items():
-                by_group = np.stack(
-                    [parts[:, group == number].sum(1) for number in range(len(GROUPS))], axis=1
-                )
-                groups.append(_mean_rows(head, side, GROUPS, by_group, queries))
-        tables = (pd.concat(frames, ignore_index=True) for frames in (writers, groups))
-        sizes = batch.n_prompts, len(set(queries))
-        result = MeanScoreParts(chosen, *sizes, is_exact, *tables, edits=active_edits(view))
+        writer_tables: list[pd.DataFrame] = []
+        group_tables: list[pd.DataFrame] = []
+        for head in checked_heads:
+            head_parts = _HeadParts.of(view, head, parts[head], strongest[head], pairs[head][0])
+            writer_tables += head_parts.writer_tables(batch.queries)
+            group_tables += head_parts.group_tables(batch.queries)
+        result = MeanScoreParts(
+            heads=checked_heads,
+            n_prompts=batch.n_prompts,
+            n_queries=len(set(batch.queries)),
+            values_are_exact=is_exact,
+            writers=pd.concat(writer_tables, ignore_index=True),
+            groups=pd.concat(group_tables, ignore_index=True),
+            edits=active_edits(view),
+        )
         stream.write_result({"writers": result.writers, "groups": result.groups}, result.to_dict())
         return result
 
     return stream.distributed.run_on_main(make_tables)
 
 
+class _StrongestWriters(NamedTuple):
+    """The writers of largest mean parts of a head, as indices, strongest first."""
+
+    query: list[int]
+    key: list[int]
+
+
+def _chunks(
+    stream: ChunkStream,
+    model: Any,
+    kind: str,
+    columns: Callable[[Activations, list[int]], dict[str, Any]],
+) -> Iterator[tuple[list[int], pa.Table]]:
+    """Yield the rows and the chunk of every batch, in the main process."""
+
+    def compute(number: int) -> dict[str, Any]:
+        rows = stream.plan[number]
+        return columns(capture(model, stream.batch[rows], writers=True), rows)
+
+    for number, chunk in stream.chunks(kind, range(len(stream.plan)), compute):
+        yield stream.plan[number], chunk
+
+
+def _parts_of_heads(
+    stream: ChunkStream, model: Any, heads: Sequence[Head]
+) -> tuple[dict[Head, Float[np.ndarray, "side prompt writer"]], bool]:
+    """Return each head's parts from the first pass, and whether those of values are exact."""
+    view = ModelView.of(model)
+    parts: dict[Head, np.ndarray] = {}
+    for head in heads:
+        n_writers = len(writer_names(view, head.layer))
+        parts[head] = np.empty((len(SIDES), len(stream.batch), n_writers), np.float32)
+    is_exact = True
+
+    def columns(acts: Activations, rows: list[int]) -> dict[str, Any]:
+        return _part_columns(acts, rows, heads)
+
+    for rows, chunk in _chunks(stream, model, "part", columns):
+        _fill(parts, rows, chunk, SIDES)
+        is_exact = bool(chunk.column("is_exact")[0].as_py())
+    return parts, is_exact
+
+
+def _pairs_of_heads(
+    stream: ChunkStream, model: Any, strongest: dict[Head, _StrongestWriters]
+) -> dict[Head, Float[np.ndarray, "1 prompt pair"]]:
+    """Return the parts of each head's pairs of strongest writers, from the second pass."""
+    pairs: dict[Head, np.ndarray] = {}
+    for head, (query, key) in strongest.items():
+        pairs[head] = np.empty((1, len(stream.batch), len(query) * len(key)), np.float32)
+
+    def columns(acts: Activations, rows: list[int]) -> dict[str, Any]:
+        return _pair_columns(acts, rows, strongest)
+
+    for rows, chunk in _chunks(stream, model, "pairs", columns):
+        _fill(pairs, rows, chunk, ("value",))
+    return pairs
+
+
+@dataclass(frozen=True, eq=False)
+class _HeadParts:
+    """The parts of one head on all prompts."""
+
+    head: Head
+    writers: Sequence[str]
+    group_indices: Int[np.ndarray, " writer"]
+    """Each writer's group, as an index into `GROUPS`."""
+    sides: dict[str, Float[np.ndarray, "prompt writer"]]
+    pair_names: list[str]
+    pairs: Float[np.ndarray, "prompt pair"]
+
+    @classmethod
+    def of(
+        cls,
+        view: ModelView,
+        head: Head,
+        parts: Float[np.ndarray, "side prompt writer"],
+        strongest: _StrongestWriters,
+        pairs: Float[np.ndarray, "prompt pair"],
+    ) -> "_HeadParts":
+        writers = writer_names(view, head.layer)
+        sides: dict[str, np.ndarray] = dict(zip(SIDES, parts.astype(np.float64), strict=True))
+        if np.isnan(sides["value of true labels"]).all():  # the model has a logit soft-cap
+            sides = {side: sides[side] for side in ("query", "key")}
+        pair_names = []
+        for query in strongest.query:
+            pair_names += [f"{writers[query]} × {writers[key]}" for key in strongest.key]
+        groups = [GROUPS.index(group_of(name, view.n_layers)) for name in writers]
+        return cls(head, writers, np.array(groups), sides, pair_names, pairs.astype(np.float64))
+
+    def writer_tables(self, queries: Sequence[str]) -> list[pd.DataFrame]:
+        """Return the totals, and the means of each side's writers and of pairs."""
+        totals = {"score": self.sides["query"].sum(1)}  # the key parts have the same sum
+        for side, parts in self.sides.items():
+            if side not in ("query", "key"):
+                totals[side] = parts.sum(1)
+        columns = np.stack(list(totals.values()), 1)
+        tables = [_mean_rows(self.head, "total", list(totals), columns, queries)]
+        for side, parts in self.sides.items():
+            tables.append(_sorted_rows(self.head, side, self.writers, parts, queries))
+        tables.append(_sorted_rows(self.head, "pair", self.pair_names, self.pairs, queries))
+        return tables
+
+    def group_tables(self, queries: Sequence[str]) -> list[pd.DataFrame]:
+        """Return the means of each side, summed over groups of writers."""
+        tables = []
+        for side, parts in self.sides.items():
+            sums = []
+            for number in range(len(GROUPS)):
+                sums.append(parts[:, self.group_indices == number].sum(1))
+            by_group = np.stack(sums, axis=1)
+            tables.append(_mean_rows(self.head, side, GROUPS, by_group, queries))
+        return tables
+
+
 def _part_columns(acts: Activations, rows: list[int], heads: Sequence[Head]) -> dict[str, Any]:
     """Return a chunk of the first pass as columns, with one row per head, prompt and writer."""
-    batch, found, is_exact = acts.batch, list[dict[str, Any]](), True
+    batch = acts.batch
+    columns_of_heads: list[dict[str, Any]] = []
+    is_exact = True
     for head in heads:
         parts = attention_score_parts(acts, head)
         contrast = parts.contrast(parts.of_label(batch.answer))
@@ -329,19 +402,17 @@ def _part_columns(acts: Activations, rows: list[int], heads: Sequence[Head]) -> 
             is_exact, is_true = values.is_exact, values.of_label(batch.answer)
             sides += [(values.parts * role[..., None]).sum(1) for role in (is_true, ~is_true)]
         sides += [torch.full_like(sides[0], torch.nan)] * (len(SIDES) - len(sides))
-        found.append(_columns(head, rows, dict(zip(SIDES, sides, strict=True))))
-    columns = _concatenate(found)
+        columns_of_heads.append(_columns(head, rows, dict(zip(SIDES, sides, strict=True))))
+    columns = _concatenate(columns_of_heads)
     return {**columns, "is_exact": np.full(len(columns["prompt"]), is_exact)}
 
 
 def _pair_columns(
-    acts: Activations, rows: list[int], selected: dict[Head, list[list[int]]]
+    acts: Activations, rows: list[int], strongest: dict[Head, _StrongestWriters]
 ) -> dict[str, Any]:
-    """Return a chunk of the second pass as columns, with one row per head, prompt and pair of
-    selected writers.
-    """
-    found = list[dict[str, Any]]()
-    for head, (query, key) in selected.items():
+    """Return a chunk of the second pass as columns, with one row per head, prompt and pair."""
+    columns_of_heads: list[dict[str, Any]] = []
+    for head, (query, key) in strongest.items():
         parts = attention_score_parts(acts, head)
         contrast = parts.contrast(parts.of_label(acts.batch.answer))
         pairs = einsum(
@@ -349,26 +420,31 @@ def _pair_columns(
             contrast.key_parts[:, key],
             "batch query d, batch key d -> batch query key",
         )
-        found.append(_columns(head, rows, {"value": pairs.flatten(1)}))
-    return _concatenate(found)
+        columns_of_heads.append(_columns(head, rows, {"value": pairs.flatten(1)}))
+    return _concatenate(columns_of_heads)
 
 
 def _columns(
     head: Head, rows: list[int], values: dict[str, Float[Tensor, "row number"]]
 ) -> dict[str, Any]:
     """Return the columns prompt, layer, head, number (of the writer or pair) and values."""
-    n, count = next(iter(values.values())).shape
-    return {
-        "prompt": np.repeat(np.array(rows, np.int32), count),
-        "layer": np.full(n * count, head.layer, np.int16),
-        "head": np.full(n * count, head.head, np.int16),
-        "number": np.tile(np.arange(count, dtype=np.int32), n),
-        **{name: one.flatten().float().cpu().numpy() for name, one in values.items()},
+    n_rows, n_numbers = next(iter(values.values())).shape
+    columns: dict[str, Any] = {
+        "prompt": np.repeat(np.array(rows, np.int32), n_numbers),
+        "layer": np.full(n_rows * n_numbers, head.layer, np.int16),
+        "head": np.full(n_rows * n_numbers, head.head, np.int16),
+        "number": np.tile(np.arange(n_numbers, dtype=np.int32), n_rows),
     }
+    for name, tensor in values.items():
+        columns[name] = tensor.flatten().float().cpu().numpy()
+    return columns
 
 
-def _concatenate(of_heads: list[dict[str, Any]]) -> dict[str, Any]:
-    return {name: np.concatenate([columns[name] for columns in of_heads]) for name in of_heads[0]}
+def _concatenate(columns_of_heads: list[dict[str, Any]]) -> dict[str, Any]:
+    joined = {}
+    for name in columns_of_heads[0]:
+        joined[name] = np.concatenate([columns[name] for columns in columns_of_heads])
+    return joined
 
 
 def _name(head: AnyHead) -> str:
@@ -387,12 +463,26 @@ def _fill(
         start += n
 
 
-def _strongest(values: Float[np.ndarray, "side prompt writer"], n: int) -> list[list[int]]:
-    """Return the indices of the n query writers and key writers of largest mean part, strongest
-    first.
-    """
-    means = np.abs(values[:2].astype(np.float64).mean(1))
-    return [np.argsort(-side, kind="stable")[:n].tolist() for side in means]
+def _strongest(parts: Float[np.ndarray, "side prompt writer"], n: int) -> _StrongestWriters:
+    """Return the n query writers and key writers with the largest mean parts."""
+    query, key = np.abs(parts[:2].astype(np.float64).mean(1))
+    return _StrongestWriters(_largest(query, n), _largest(key, n))
+
+
+def _largest(values: Float[np.ndarray, " writer"], n: int) -> list[int]:
+    return np.argsort(-values, kind="stable")[:n].tolist()
+
+
+def _sorted_rows(
+    head: Head,
+    side: str,
+    writers: Sequence[str],
+    parts: Float[np.ndarray, "prompt writer"],
+    queries: Sequence[str],
+) -> pd.DataFrame:
+    """Return mean parts, the largest magnitude first."""
+    rows = _mean_rows(head, side, writers, parts, queries)
+    return rows.sort_values("value", key=abs, ascending=False, kind="stable")
 
 
 def _mean_rows(

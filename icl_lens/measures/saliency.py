@@ -72,8 +72,8 @@ class SaliencyFlow(Result):
         """Return one kind's share (0–1) of the sum of two kinds; ½ if both are equally salient, NaN
         if both are 0.
         """
-        one, other = getattr(self, kind), getattr(self, versus)
-        return one / (one + other)
+        saliency = getattr(self, kind)
+        return saliency / (saliency + getattr(self, versus))
 
     def to_frame(self) -> pd.DataFrame:
         """Return prompt, layer, text_to_label, label_to_last, rest, text_to_other and other_to_last
@@ -226,7 +226,9 @@ def _saliency(view: ModelView, batch: PromptBatch, reduction: Reduction) -> list
     """Return the reduction of each layer's saliency [batch query key]."""
     values = [LayerValues(view, layer) for layer in range(view.n_layers)]
     all_heads = list(range(view.n_heads))
-    hooks = [hook for of_layer in values for hook in recording_hooks(of_layer, "v", "pattern")]
+    hooks = []
+    for layer_values in values:
+        hooks += recording_hooks(layer_values, "v", "pattern")
 
     def read(layer: int, z: Tensor, gradient: Tensor) -> Tensor:
         dtype = torch.promote_types(z.dtype, torch.float32)

@@ -53,7 +53,7 @@ LIMITS = {
     "icl_lens/edits": READABLE,
     "icl_lens/engine": READABLE,
     "icl_lens/live_view": READABLE,
-    "icl_lens/measures": Figures(32, 6.5, 15, 6),
+    "icl_lens/measures": READABLE,
     "icl_lens/models": READABLE,
     "icl_lens/prompts": READABLE,
     "icl_lens/report": READABLE,
