@@ -33,9 +33,18 @@ def check_supported(model: Any) -> None:
     check_layout(model, name)
 
 
+def _has_unpacked(quantizer: Any) -> bool:
+    """Return whether a quantizer of transformers has unpacked all weights while loading, as for GGUF
+    files without kernels that multiply by packed ones.
+    """
+    configuration = getattr(quantizer, "quantization_config", None)
+    return bool(getattr(configuration, "dequantize", False))
+
+
 def _check_weights(model: Any, name: str) -> None:
     """Raise InputError for weights that cannot be read because they are quantized or not loaded."""
-    quantized = getattr(getattr(model, "original_model", None), "hf_quantizer", None) is not None
+    quantizer = getattr(getattr(model, "original_model", None), "hf_quantizer", None)
+    quantized = quantizer is not None and not _has_unpacked(quantizer)
     parameters = list(model.parameters())
     offloaded = any(parameter.is_meta for parameter in parameters)
     mark_offloaded(model, offloaded=offloaded)

@@ -264,13 +264,13 @@ def _why(explanation: Explanation) -> list[RenderableType]:
     if why is None:
         return []
     more, less = explanation.keys_name(why.more), explanation.keys_name(why.less)
-    # With labels, `more` are the answer's, even if the head attends more to the others.
-    verb = "attends to" if why.score_difference >= 0 else "does not attend to"
+    # With labels, `more` are the answer's, even if the head scores the others higher.
+    compared = "above" if why.score_difference >= 0 else "below"
     columns, sides = ["at the last token", "score", "at the keys", "score"], [why.query, why.key]
     if why.value:
         columns += ["value", "nats"]
         sides.append(why.value)
-    title = f"Why {report.head} {verb} {more} rather than {less}"
+    title = f"Why {report.head} scores {more} {compared} {less}"
     table = new_table(*columns, left=(0, 2, 4), title=title)
     for writers in zip_longest(*sides):
         cells = []

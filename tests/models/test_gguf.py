@@ -11,7 +11,7 @@ import gguf_files
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import icl_lens as il
 from icl_lens.models import gguf
@@ -105,6 +105,16 @@ def test_without_a_dtype_weights_keep_the_precision_of_the_file(quantization, dt
     gguf_files.write("llama", tmp_path / "x.gguf", quantization)
     model = il.load_model(str(tmp_path / "x.gguf"), device="cpu", dtype=None)
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+
+
+@pytest.mark.slow
+def test_a_model_that_transformers_unpacked_from_a_file_is_read(tmp_path):
+    """It keeps its quantizer, as models with packed weights do, which are refused."""
+    gguf_files.write("llama", tmp_path / "x.gguf", "Q8_0")
+    unpacked = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="x.gguf", dtype=torch.float32)
+    tokenizer = gguf_files.tokenizer(gguf_files.ARCHITECTURES["llama"][1])
+    loaded = il.load_model(hf_model=unpacked, tokenizer=tokenizer)
+    check_close(logits(loaded, ids_of("llama")), logits(il.load_model(tmp_path / "x.gguf"), ids_of("llama")))
 
 
 def test_a_conversion_that_would_fill_the_disk_is_refused_before_it_begins(tmp_path, monkeypatch, gguf_cache):

@@ -2,6 +2,8 @@
 ones refused.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import sweep
 import torch
@@ -41,9 +43,10 @@ def test_packed_weights_are_refused(load, dtype):
 def test_quantizers_that_leave_no_packed_parameter_are_refused(load):
     """GPTQ and AWQ pack into buffers; the model still names its quantizer."""
     model = load("gpt2", device="cpu")
-    model.original_model.hf_quantizer = object()
-    with pytest.raises(il.InputError, match="weights of GPT2LMHeadModel must not be quantized"):
-        ModelView.of(model)
+    for configuration in (None, SimpleNamespace(dequantize=False)):
+        model.original_model.hf_quantizer = SimpleNamespace(quantization_config=configuration)
+        with pytest.raises(il.InputError, match="weights of GPT2LMHeadModel must not be quantized"):
+            ModelView.of(model)
 
 
 # Device maps of the parts other than blocks.
