@@ -22,6 +22,7 @@ from icl_lens.cli.options import (
     SplitTask,
     TokenOptions,
     located_on,
+    parse_prompt,
     preview,
     print_reading,
 )
@@ -59,7 +60,8 @@ def ablate(
     tokens: TokenOptions,
     model: ModelOptions,
     prompt: Annotated[
-        str | None, Argument(help='Prompt, e.g. "happy : bar three : foo nine :".')
+        str | None,
+        Argument(help='Prompt, e.g. "happy : bar three : foo nine :" (\\n: line break).'),
     ] = None,
     answer: Annotated[
         str | None,
@@ -90,13 +92,13 @@ def ablate(
         model.warn_of_words(console, [*locating, *testing])
         console.print(preview(batch))
     else:
-        parsed = il.Prompt.parse(prompt, answer=answer)
+        parsed = parse_prompt(prompt, answer)
         loaded = model.load()
         batch = tokens.tokenize(loaded, [parsed])
         model.warn_of_words(console, [parsed])
         if answer is None:
             predicted = batch.labels[int(il.score(loaded, batch)[0].argmax())]
-            batch = tokens.tokenize(loaded, [il.Prompt.parse(prompt, answer=predicted)])
+            batch = tokens.tokenize(loaded, [parse_prompt(prompt, predicted)])
         reference = batch
     ablated_heads, how = heads.choose(loaded, reference, by=heads.by)
     if heads.heads is None and prompt is None:

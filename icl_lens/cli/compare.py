@@ -17,6 +17,7 @@ from icl_lens.cli.options import (
     RunOutput,
     SeedOption,
     TaskOptions,
+    parse_prompt,
 )
 from icl_lens.errors import InputError
 
@@ -121,11 +122,9 @@ def compare(
 
 def _parsed(a: str | None, b: str | None, answer: str | None, answer_b: str | None) -> list[Any]:
     """Return both prompts; by default, the paper's and the first."""
-    from icl_lens import Prompt
-
     if a is None:
         a, answer = PAPER_PROMPT, answer or PAPER_ANSWER
-    return [Prompt.parse(a, answer), Prompt.parse(a if b is None else b, answer_b)]
+    return [parse_prompt(a, answer), parse_prompt(a if b is None else b, answer_b)]
 
 
 def _check_number(n: int, models: TwoModels, task: TaskOptions, output_folder: RunOutput) -> None:

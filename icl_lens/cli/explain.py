@@ -18,6 +18,7 @@ from icl_lens.cli.options import (
     SeedOption,
     TaskOptions,
     head_names,
+    parse_prompt,
     print_reading,
 )
 from icl_lens.errors import InputError
@@ -90,7 +91,10 @@ def explain(
     model: ModelOptions,
     prompt: Annotated[
         str | None,
-        Argument(help='Prompt, e.g. "happy : bar three : foo nine :".', show_default=PAPER_PROMPT),
+        Argument(
+            help='Prompt, e.g. "happy : bar three : foo nine :" (\\n: line break).',
+            show_default=PAPER_PROMPT,
+        ),
     ] = None,
     answer: Annotated[
         str | None,
@@ -146,7 +150,7 @@ def explain(
     elif prompt is None:
         explained = Prompt.parse(PAPER_PROMPT, answer=answer or PAPER_ANSWER)
     else:
-        explained = Prompt.parse(prompt, answer=answer)
+        explained = parse_prompt(prompt, answer)
     if why_options.n is not None:
         _explain_task(output, why_options, task, readout, model, n=why_options.n, seed=seed)
         return

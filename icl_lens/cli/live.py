@@ -15,6 +15,7 @@ from icl_lens.cli.options import (
     ModelOptions,
     TokenOptions,
     head_names,
+    parse_prompt,
 )
 from icl_lens.errors import InputError
 
@@ -44,7 +45,10 @@ def live(
     model: ModelOptions,
     prompt: Annotated[
         str | None,
-        Argument(help='Prompt, e.g. "happy : bar three : foo nine :".', show_default=PAPER_PROMPT),
+        Argument(
+            help='Prompt, e.g. "happy : bar three : foo nine :" (\\n: line break).',
+            show_default=PAPER_PROMPT,
+        ),
     ] = None,
     answer: Annotated[
         str | None,
@@ -72,7 +76,7 @@ def live(
     if prompt is None:
         first_prompt = Prompt.parse(PAPER_PROMPT, answer=answer or PAPER_ANSWER)
     else:
-        first_prompt = Prompt.parse(prompt, answer=answer)
+        first_prompt = parse_prompt(prompt, answer)
     if not first_prompt.demonstrations:
         raise InputError("the prompt must have demonstrations, such as 'happy : bar nine :'")
     loaded = model.load()

@@ -106,6 +106,16 @@ def unescape(text: str) -> str:
     return re.sub(r"\\[nt\\]", lambda escape: ESCAPES[escape[0]], text)
 
 
+def parse_prompt(text: str, answer: str | None) -> "Prompt":
+    """Parse a prompt of the command line, with the escapes of `--separator` and `--template`.
+
+    Raise InputError like `Prompt.parse`.
+    """
+    from icl_lens.prompts.prompt import Prompt
+
+    return Prompt.parse(unescape(text), answer=answer)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokenOptions:
     """How prompts are formatted and tokenized."""

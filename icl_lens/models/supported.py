@@ -34,8 +34,8 @@ def check_supported(model: Any) -> None:
 
 
 def _has_unpacked(quantizer: Any) -> bool:
-    """Return whether a quantizer of transformers has unpacked all weights while loading, as for GGUF
-    files without kernels that multiply by packed ones.
+    """Return whether a quantizer of transformers has unpacked all weights while loading, as it does
+    with GGUF files without kernels that multiply by packed ones.
     """
     configuration = getattr(quantizer, "quantization_config", None)
     return bool(getattr(configuration, "dequantize", False))

@@ -346,7 +346,7 @@ def _demonstrations_of(pieces: Sequence[str]) -> tuple[list[Demonstration], str,
         words = piece.split(maxsplit=1)
         label = words[0] if words else ""
         next_text = words[1] if len(words) == 2 else ""
-        if not next_text and "\\n" in label:
+        if "\\n" in label:
             raise InputError(
                 f"the label {label!r} has a backslash and an n, which are no line break; write a "
                 "line break itself, in a shell with $'…\\n…'"

@@ -337,6 +337,11 @@ def test_templates_are_decoded(run, tiny, tmp_path):
     code, _, _ = run("explain", families.PROMPT, "-m", tiny, "-a", "foo", "--separator", "\\n", "--json", file)
     assert code == 0
     assert il.results.Explanation.load(file).input.template.separator == "\n"
+    in_lines = families.PROMPT.replace("bar ", "bar\\n").replace("foo ", "foo\\n")
+    code, _, _ = run("explain", in_lines, "-m", tiny, "-a", "foo", "--json", tmp_path / "y.json")
+    assert code == 0
+    texts = [il.results.Explanation.load(path).input.text for path in (file, tmp_path / "y.json")]
+    assert texts[0] == texts[1]
     assert unescape("a\\\\nb\\tc") == "a\\nb\tc"
 
 

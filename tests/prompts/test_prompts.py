@@ -65,6 +65,7 @@ def test_parse_reads_what_str_writes():
         ("love :\tbar two : foo one :", r"each side of a colon .*, got 'love :\\tbar'"),
         ("love : bar two : foo one  :", "each side of a colon .*, got 'one  :'"),
         (r"love : bar\ntwo : foo\none :", "a backslash and an n"),
+        (r"love : bar\nmore than two : foo\nabout one :", "a backslash and an n"),
     ],
 )
 def test_parse_refuses_prompts_that_are_incomplete_or_would_be_read_otherwise(text, complaint):
