@@ -263,8 +263,8 @@ def editing(view: ModelView, *edits: EditAtLayers) -> Iterator[None]:
 
 def pass_tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     """Return the tokens among the arguments of a pass; None if there are only embeddings."""
-    named = kwargs.get("input_ids", kwargs.get("input"))
-    for argument in (named, *args, *kwargs.values()):
+    # Other arguments by name may hold integers too, such as an attention mask beside embeddings.
+    for argument in (kwargs.get("input_ids"), kwargs.get("input"), *args):
         is_tensor = isinstance(argument, Tensor)
         if is_tensor and argument.ndim == 2 and argument.dtype in (torch.int64, torch.int32):
             return argument

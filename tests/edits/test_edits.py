@@ -15,6 +15,7 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
 from icl_lens.edits.pattern import without_keys
+from icl_lens.engine.editor import pass_tokens
 from icl_lens.errors import InputError
 from icl_lens.models.view import ModelView
 
@@ -450,3 +451,11 @@ def test_places_that_prompts_do_not_have_are_refused(load_tiny, positions, words
     model = load_tiny("gpt2")
     with pytest.raises(InputError, match=words), il.ablate_heads(model, HEADS, positions=positions):
         il.score(model, ragged(model))
+
+
+def test_a_mask_beside_embeddings_is_not_taken_for_tokens():
+    tokens, mask = torch.tensor([[5, 7]]), torch.tensor([[1, 1]])
+    embeddings = torch.zeros(1, 2, 4)
+    assert pass_tokens((), {"inputs_embeds": embeddings, "attention_mask": mask}) is None
+    assert pass_tokens((), {"attention_mask": mask, "input_ids": tokens}) is tokens
+    assert pass_tokens((tokens,), {"attention_mask": mask}) is tokens
