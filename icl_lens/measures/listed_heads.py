@@ -49,8 +49,9 @@ class ListedHeads:
     - "true_label_attention", "false_label_attention": attention from the last position to labels
       that are the answer, and to others, 0 to 1.
 
-    Prompts without other labels have no contrast and no exchange, and texts without demonstrations
-    have no attention to labels.
+    Prompts without other labels have no contrast and no exchange. Texts without demonstrations
+    have no attention to labels, and prompts that do not show their answer, such as pairs, none to
+    true labels.
     """
 
     view: ModelView
@@ -131,15 +132,21 @@ class ListedHeads:
         return scores
 
     def _attention(self, acts: Activations) -> dict[str, Tensor]:
-        """Return attention to labels that are the answer, and to others."""
-        by_label = acts.attention_by_label()
+        """Return attention to labels that are the answer, and to others; NaN if none is shown."""
         layers, heads = torch.tensor(list(self.heads)).unbind(1)
-        of_heads = by_label[:, layers, heads]
-        answer = acts.batch.answer.to(by_label.device)
-        is_right = torch.arange(by_label.shape[-1], device=by_label.device) == answer[:, None]
-        right = (of_heads * is_right[:, None]).sum(-1)
-        wrong = (of_heads * ~is_right[:, None]).sum(-1)
-        return {"true_label_attention": right, "false_label_attention": wrong}
+        attention = acts.attention_to_labels()[:, layers, heads]
+        label = acts.batch.label_index.to(attention.device)
+        answer = acts.batch.answer.to(attention.device)[:, None]
+        is_shown = (label >= 0) & (answer >= 0)
+        scores = {}
+        for name, is_counted in (
+            ("true_label_attention", is_shown & (label == answer)),
+            ("false_label_attention", is_shown & (label != answer)),
+        ):
+            to_labels = (attention * is_counted[:, None]).sum(-1)
+            is_missing = ~is_counted.any(1)
+            scores[name] = to_labels.masked_fill(is_missing[:, None], torch.nan)
+        return scores
 
     def _effects(self, rows: list[int]) -> Float[Tensor, "row head"]:
         """Return what the answer loses when each head alone is zeroed at the last position.

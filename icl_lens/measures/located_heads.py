@@ -69,7 +69,9 @@ COLUMNS = {
         "from the last position to labels that are the answer",
         "share",
     ),
-    "false_label_attention": ScoreColumn("to false labels", "to the other labels", "share"),
+    "false_label_attention": ScoreColumn(
+        "attention to false labels", "to the other labels", "share"
+    ),
 }
 """In the order of the table."""
 

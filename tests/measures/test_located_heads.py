@@ -177,3 +177,19 @@ def test_runs_on_labels_of_several_tokens_do_not_resume_older_ones(gpt2, batch):
     longer = il.tokenize(gpt2, [il.Prompt(text, query="two", answer="foo")])
     assert "labels_are" not in configuration(gpt2, batch, [[0]], OPTIONS, ASKED)
     assert "labels_are" in configuration(gpt2, longer, [[0]], OPTIONS, ASKED)
+
+
+def test_prompts_that_do_not_show_their_answer_have_no_attention_to_true_labels(gpt2):
+    texts = ["love : bar like : foo one :", "sad : bar three : foo two :", "cat : foo red : bar nine :"]
+    prompts = [il.Prompt.parse(text, answer="foo") for text in texts]
+    hidden = [
+        il.Prompt(prompt.demonstrations[:1], prompt.query, "foo", labels=["bar", "foo"]) for prompt in prompts[:2]
+    ]
+    batch = il.tokenize(gpt2, [*hidden, prompts[2]], labels=["bar", "foo"])
+    located = il.locate(gpt2, batch, k=2, by="increase")
+    shown = il.capture(gpt2, batch[2:]).attention_by_label()[0, :, :, batch.labels.index("foo")]
+    for head in located.heads:
+        assert_close(located.scores["true_label_attention"].mean[head].float(), shown[head])
+    without = il.locate(gpt2, batch[:2], k=2, by="increase")
+    assert without.scores["true_label_attention"].mean.isnan().all()
+    assert without.columns()["attention to true labels"] == ["–", "–"]
