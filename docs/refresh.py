@@ -32,6 +32,9 @@ def store_outputs(path: Path) -> None:
         notebook, timeout=600, kernel_name="python3", record_timing=False, resources={"metadata": {"path": path.parent}}
     )
     client.execute()
+    for cell in notebook.cells:
+        if cell.cell_type == "code":  # progress bars of a slow machine
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
     notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
     temp_path = path.with_suffix(".half")
     nbformat.write(notebook, temp_path)

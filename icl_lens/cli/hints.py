@@ -8,7 +8,6 @@ from difflib import get_close_matches
 from typing import Any
 
 from icl_lens.errors import InputError
-from icl_lens.result.number_format import joined
 
 _HEADS = re.compile(r"L\d+H\d+([, ]+L\d+H\d+)*", re.IGNORECASE)
 
@@ -63,6 +62,8 @@ def _unknown_option(commands: Mapping[str, Any], name: str, option: str) -> str:
     short = option[1:]  # -k for --k
     if len(short) == 2 and short in option_of:
         return f"no option {option}; write {'/'.join(option_of[short].opts)}"
+    from icl_lens.result.number_format import joined  # numpy takes long to import
+
     having = [known for known, command in commands.items() if option in _options(command)]
     if having:
         return (

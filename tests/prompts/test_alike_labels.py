@@ -298,4 +298,4 @@ def test_the_command_counts_prompts(run, tiny, tmp_path, by):
     text = " ".join(out.split())
     n_decisions = re.search(r"First of 8 prompts at (\d+) decisions", text)[1]
     assert int(n_decisions) > 8
-    assert "Means over 8 prompts, with 95% intervals" in text
+    assert "Means over 8 prompts. 95% intervals" in text
