@@ -312,7 +312,7 @@ def test_many_labels_fit_a_terminal(six, icl_mini):
     text = ex.terminal_text(named, width=80)
     assert max(map(len, text.splitlines())) <= 80
     words = set(text.replace("@", " ").split())
-    assert {*labels, "increase", "'␣mel'", "0.00037%", "attends"} <= words
+    assert {*labels, "increase", "'␣mel'", "0.00037%", "scores"} <= words
     assert "→" not in text
     for line in named.input.template.render(prompt).text.split("\n"):
         assert f"│ {line} " in text
