@@ -439,7 +439,7 @@ class Explanation(Result):
         """Whether the zeroed heads matter more than random heads in this prompt."""
         ablation = self.ablation
         lost, difference = self._loss_and_difference()
-        return removal_finding(
+        finding = removal_finding(
             ablation.heads,
             difference,
             lost=lost,
@@ -447,8 +447,14 @@ class Explanation(Result):
             where="zeroed at the last position of this prompt",
             random="random heads",
             n_random_sets=len(ablation.random),
-            is_over_sets=True,
+            over="random sets",
         )
+        if self.shows_that_heads_matter:
+            finding += (
+                " They were located on this prompt as well; icl-lens locate (il.locate) tests "
+                "heads on other prompts."
+            )
+        return finding
 
     @property
     def shows_that_heads_matter(self) -> bool:

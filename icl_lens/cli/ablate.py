@@ -24,7 +24,7 @@ from icl_lens.cli.options import (
     located_on,
     parse_prompt,
     preview,
-    print_reading,
+    print_what_heads_carry,
 )
 from icl_lens.errors import InputError
 
@@ -138,7 +138,7 @@ def ablate(
         write_text(output_folder.out / "conditions.csv", ablation.to_frame().to_csv())
     console.print(f"{about['model']}: {', '.join(map(str, ablation.heads))}, {how}")
     console.print(ablation)
-    print_reading(console, behavior, ablation)
+    print_what_heads_carry(console, behavior, ablation)
     output.show(page, console)
     if output_folder.out is not None:
         console.print(f"Table: {output_folder.out / 'conditions.csv'}", soft_wrap=True)

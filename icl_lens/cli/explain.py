@@ -19,7 +19,7 @@ from icl_lens.cli.options import (
     TaskOptions,
     head_names,
     parse_prompt,
-    print_reading,
+    print_what_heads_carry,
 )
 from icl_lens.errors import InputError
 
@@ -178,7 +178,7 @@ def explain(
         explanation.save(output.json_file)
     page = output.write(explanation.to_html)
     console.print(explanation)
-    print_reading(console, behavior, explanation)
+    print_what_heads_carry(console, behavior, explanation)
     output.show(page, console)
 
 

@@ -18,7 +18,7 @@ from icl_lens.cli.options import (
     SeedOption,
     SplitTask,
     preview,
-    print_reading,
+    print_what_heads_carry,
     shared_queries_remedy,
 )
 from icl_lens.report.terminal import new_table
@@ -132,7 +132,7 @@ def locate(
         page = files.write(located.to_html)
         files.write_json(lambda: located.to_json(model=ModelView.of(loaded).name))
         console.print(located.finding, style="bold")
-        print_reading(console, behavior, located.removal)
+        print_what_heads_carry(console, behavior, located.removal)
         if located.n_shared_queries:
             console.print(shared_queries_remedy(task, seed))
         console.print(_table(located))

@@ -611,7 +611,7 @@ def shared_queries_remedy(task: SplitTask, seed: int) -> str:
     return "With more different texts to ask for, none are shared."
 
 
-def print_reading(
+def print_what_heads_carry(
     console: Console,
     behavior: "TaskCheck | PairCheck | None",
     removal: "ControlledAblation | Explanation | None",

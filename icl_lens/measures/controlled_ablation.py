@@ -286,6 +286,7 @@ class ControlledAblation(Result):
         measure = self._finding_measure
         lost, difference = self._loss_and_difference()
         where = "the last position" if self.positions == "last" else "all positions"
+        over = "random sets" if len(set(self.queries)) == 1 else ""
         return removal_finding(
             self.heads,
             difference,
@@ -294,7 +295,7 @@ class ControlledAblation(Result):
             where=f"{self.ablated} at {where}",
             random="random heads of the same layers",
             n_random_sets=len(self.conditions["same layers"].sets),
-            is_over_sets=len(set(self.queries)) == 1,
+            over=over,
         )
 
     @property
@@ -664,8 +665,8 @@ def ablate_with_controls(
     batch: PromptBatch,
     heads: Sequence[AnyHead],
     *,
-    controls: Sequence[ControlName] = CONTROLS,
     n_random: int = 10,
+    all_layers: bool = True,
     positions: Positions = "last",
     mode: Mode = "zero",
     reference: Reference = None,
@@ -674,10 +675,9 @@ def ablate_with_controls(
 ) -> ControlledAblation:
     """Score a batch without ablation, with `heads` ablated, and with random other heads ablated.
 
-    For each of the `controls`, `n_random` sets of as many other heads are drawn: from the layers of
-    `heads` ("same layers"), and from all layers ("all layers"). Each set costs what `heads` cost,
-    so leave out a control that you do not read. The sets of a control do not depend on the other
-    one.
+    `n_random` sets of as many other heads are drawn from the layers of `heads` ("same layers") and,
+    unless `all_layers` is False, `n_random` more from all layers ("all layers"), the weaker
+    control. Each set costs what `heads` cost.
 
     Heads are ablated at each prompt's last position; `positions="all"` ablates them everywhere,
     which takes much longer. `mode="zero"` sets their z to zero, `mode="mean"` to its mean over the
@@ -687,8 +687,8 @@ def ablate_with_controls(
     is a value that later layers have not seen in training, so it can change more than the heads'
     own part. `run` says how the prompts run (see `Run`).
 
-    Raise InputError for an unknown head, no heads, an unknown control, a negative `n_random`, fewer
-    than `len(heads)` other heads, and like `Ablate` for `mode` and `reference`.
+    Raise InputError for an unknown head, no heads, a negative `n_random`, fewer than `len(heads)`
+    other heads, and like `Ablate` for `mode` and `reference`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -699,16 +699,14 @@ def ablate_with_controls(
     """
     view = ModelView.of(model)
     check_batch(batch)
-    if isinstance(controls, str):
-        raise InputError(f"controls must be a list, got {controls!r}; write [{controls!r}]")
-    for control in controls:
-        check_choice("controls", control, CONTROLS)
     (n_random,) = check_at_least(0, n_random=n_random)
     (seed,) = check_integers(seed=seed)
     checked_heads = list(view.check_heads(heads))
     if not checked_heads:
         raise InputError("heads must contain at least one head, got none")
-    head_sets = _head_sets(model, checked_heads, controls, n_random=n_random, seed=seed)
+    head_sets = _head_sets(
+        model, checked_heads, n_random=n_random, all_layers=all_layers, seed=seed
+    )
     ablation = Ablate([], mode=mode, reference=reference, positions=positions, seed=seed)
     edits = [replace(ablation, heads=heads) for heads in chain.from_iterable(head_sets.values())]
     if ablation.reference is not None:
@@ -721,8 +719,8 @@ def ablate_with_controls(
         "positions": positions,
         "mode": mode,
     }
-    if set(controls) != set(CONTROLS):
-        options["controls"] = [name for name in CONTROLS if name in controls]
+    if not all_layers:
+        options["all_layers"] = False
     if (z := edits[0].recorded_z) is not None:
         options["reference"] = weights_digest({str(layer): values for layer, values in z.items()})
 
@@ -750,20 +748,21 @@ def ablate_with_controls(
 def _head_sets(
     model: Any,
     heads: list[Head],
-    controls: Sequence[ControlName],
     *,
     n_random: int,
+    all_layers: bool,
     seed: int,
 ) -> dict[ConditionName, list[list[Head]]]:
-    """Return the sets of heads of each condition; none for a control that was not asked for."""
-    head_sets: dict[ConditionName, list[list[Head]]] = {"no ablation": [[]], "heads": [heads]}
-    for name in CONTROLS:
-        draws = n_random if name in controls else 0
-        is_same = name == "same layers"
-        head_sets[name] = random_head_sets(
-            model, heads, draws=draws, seed=seed, same_layers=is_same
-        )
-    return head_sets
+    """Return the sets of heads of each condition."""
+    n_of_all_layers = n_random if all_layers else 0
+    return {
+        "no ablation": [[]],
+        "heads": [heads],
+        "same layers": random_head_sets(model, heads, draws=n_random, seed=seed),
+        "all layers": random_head_sets(
+            model, heads, draws=n_of_all_layers, seed=seed, same_layers=False
+        ),
+    }
 
 
 def _conditions(

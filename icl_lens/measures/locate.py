@@ -153,8 +153,8 @@ def locate(
             ablate_with_controls,
             model,
             testing,
-            controls=["same layers"],
             n_random=n_random,
+            all_layers=False,
             seed=seed,
             run=as_run(run).part("removal"),
         )

@@ -46,15 +46,15 @@ def removal_finding(
     where: str,
     random: str,
     n_random_sets: int,
-    is_over_sets: bool = False,
+    over: str = "",
 ) -> str:
     """Return one or two sentences on whether heads matter more than random ones.
 
     `lost` is what the answer loses without the heads, and `difference` how much more that is than
     without random heads. `unit` is the unit of both ("nats of log-odds"); `where` says what was
     done ("zeroed at the last position"), and `random` names the random heads, such as "random heads
-    of the same layers". `n_random_sets` is their number of sets. `is_over_sets` says that the interval is that
-    of one prompt, in which another random set would lie, and not over prompts.
+    of the same layers". `n_random_sets` is their number of sets. `over`
+    names what the interval is over, if it is not over prompts.
     """
     is_one = len(heads) == 1
     subject = heads_in_words(heads)
@@ -68,10 +68,7 @@ def removal_finding(
         if n_random_sets < MIN_RANDOM_SETS:
             reason = f"that needs at least {MIN_RANDOM_SETS} random sets, got {n_random_sets}"
         return f"{subject}: {costs}. They are not compared with {random}: {reason}."
-    with_interval = interval_text(*difference)
-    if is_over_sets:
-        with_interval = f"{with_interval.removesuffix(')')} over random sets)"
-    compared = f"{with_interval} more than {random} do"
+    compared = f"{interval_text(*difference, over=over)} more than {random} do"
     if difference.low > 0 and lost > 0:
         return f"{subject} {matter}: {costs}, {compared}."
     if difference.low > 0:

@@ -70,28 +70,31 @@ def interval_text(
     *,
     near: Interval | None = None,
     times: int = 1,
+    over: str = "",
 ) -> str:
     """Format a number with its 95% interval: "+0.12 (95% interval +0.05 … +0.19)"; without ends,
     the number alone.
 
     Numbers have two decimals or more: as many as show two digits of the interval's width, or of
     that of an interval `near` it in the same sentence. `times` multiplies all numbers, such as by
-    100 for percentage points.
+    100 for percentage points. `over` names what the interval is over, if it is not over prompts.
 
     Example:
         >>> from icl_lens.result.number_format import interval_text
         >>> interval_text(-0.0004, -0.0012, 0.0004), interval_text(-0.0001)
         ('−0.0004 (95% interval −0.0012 … +0.0004)', '+0.00')
     """
-    ends = (low, high) if near is None else (near.low, near.high)
-    width = times * (ends[1] - ends[0])
+    first, last = (low, high) if near is None else (near.low, near.high)
+    width = times * (last - first)
     decimals = 2
     if width > 0 and math.isfinite(width):
         decimals = min(8, max(1 if times > 1 else 2, 1 - math.floor(math.log10(width))))
     number = signed(times * value, decimals)
     if low != low:
         return number
-    return f"{number} (95% interval {signed(times * low, decimals)} … {signed(times * high, decimals)})"
+    ends = f"{signed(times * low, decimals)} … {signed(times * high, decimals)}"
+    over_what = f" over {over}" if over else ""
+    return f"{number} (95% interval {ends}{over_what})"
 
 
 def joined(names: Sequence[str]) -> str:

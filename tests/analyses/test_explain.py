@@ -508,3 +508,19 @@ def test_markdown_has_the_finding_and_the_numbers_of_the_tables(explanation):
     for report in explanation.heads:
         cells = [signed(score) for score in (*report.scores.values(), explanation.lost(report.ablated))]
         assert f"| {report.head} | {' | '.join(cells)} |" in text
+
+
+@pytest.mark.parametrize(("cost", "matters"), [(2.0, True), (-2.0, False), (0.0, False)])
+def test_heads_that_matter_on_the_prompt_that_located_them_are_said_to_be_so(explanation, cost, matters):
+    """Said where the heads cost more than every random set, and not where they cost as much or less."""
+    before = explanation.scores.log_probs
+    target = explanation.labels.index(explanation.target)
+
+    def lowered(nats):
+        return tuple(value - nats * (index == target) for index, value in enumerate(before))
+
+    random_scores = tuple(lowered(nats) for nats in (-0.1, -0.05, 0.0, 0.05, 0.1, 0.0))
+    ablation = replace(explanation.ablation, located=lowered(cost), random=random_scores)
+    made_up = replace(explanation, ablation=ablation)
+    assert made_up.shows_that_heads_matter == matters
+    assert ("located on this prompt as well" in made_up.finding) == matters

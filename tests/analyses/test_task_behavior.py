@@ -22,7 +22,7 @@ from icl_lens.analyses.behavior_contrasts import Contrasts, Design, contrasts
 from icl_lens.analyses.task_behavior import N_PROMPTS, LabelScores, check_of_scores
 from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.locate import locate
-from icl_lens.cli.options import print_reading
+from icl_lens.cli.options import print_what_heads_carry
 from icl_lens.intervals import Interval
 from icl_lens.prompts.arrangements import ArrangedPrompt, arrange
 
@@ -432,14 +432,14 @@ def test_heads_that_matter_are_no_sign_of_learning(capsys):
     not_needed = SimpleNamespace(shows_that_heads_matter=False)
     silent = [(learning, needed), (copying, not_needed), (None, needed), (copying, None)]
     for behavior, removal in silent:
-        print_reading(PlainConsole(), behavior, removal)
+        print_what_heads_carry(PlainConsole(), behavior, removal)
         assert capsys.readouterr().out == ""
     sources = (
         (copying, "which here depends on a preference for 'bar' and which label is last."),
         (nothing, "carry the answer, which may come from anything else in the prompt."),
     )
     for behavior, ending in sources:
-        print_reading(PlainConsole(), behavior, needed)
+        print_what_heads_carry(PlainConsole(), behavior, needed)
         printed = " ".join(capsys.readouterr().out.split())
         assert printed.startswith("That heads matter is no sign of learning")
         assert printed.endswith(ending)

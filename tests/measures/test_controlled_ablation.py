@@ -20,7 +20,14 @@ from icl_lens.activations.passes import last_log_probs
 from icl_lens.edits.reference import SamePairsWarning, mean_z
 from icl_lens.engine import prefix_cache
 from icl_lens.intervals import bootstrap_interval
-from icl_lens.measures.controlled_ablation import AnswerScores, Condition, ControlledAblation, random_head_sets
+from icl_lens.measures import controlled_ablation
+from icl_lens.measures.controlled_ablation import (
+    AnswerScores,
+    Condition,
+    ControlledAblation,
+    random_head_sets,
+    score_answers,
+)
 from icl_lens.measures.locate import with_predicted_answers
 from icl_lens.models.view import ModelView
 
@@ -77,17 +84,23 @@ def test_layers_without_enough_other_heads_borrow_from_the_nearest(gpt2, gpt2_ba
     assert il.ablate_with_controls(gpt2, gpt2_batch, heads[:1], n_random=1).n_displaced == 0
 
 
-def test_only_the_controls_that_are_asked_for_run(gpt2, gpt2_batch, ablation):
-    """Their sets and numbers are those beside the other control."""
-    for control, left_out in {"same layers": "all layers", "all layers": "same layers"}.items():
-        alone = il.ablate_with_controls(gpt2, gpt2_batch, HEADS, controls=[control], n_random=2, seed=1)
-        assert alone.conditions[control].sets == ablation.conditions[control].sets
-        assert alone.conditions[left_out].sets == alone.conditions[left_out].scores == ()
-        assert alone.to_frame().index.tolist() == ["no ablation", "heads", control]
-        for name in ("heads", control):
-            for measure in ("log_odds", "over_vocabulary"):
-                assert_close(alone.per_prompt(name, measure), ablation.per_prompt(name, measure))
-        assert f"random, {left_out}" not in repr(alone)
+def test_without_random_heads_of_all_layers_the_other_numbers_are_the_same(gpt2, gpt2_batch, ablation, monkeypatch):
+    n_scored = set()
+
+    def counted(view, batch, sets):
+        n_scored.add(len(sets))
+        return score_answers(view, batch, sets)
+
+    monkeypatch.setattr(controlled_ablation, "score_answers", counted)
+    alone = il.ablate_with_controls(gpt2, gpt2_batch, HEADS, all_layers=False, n_random=2, seed=1)
+    assert n_scored == {1 + 1 + 2}, "no ablation, the heads, and two random sets"
+    assert alone.conditions["same layers"].sets == ablation.conditions["same layers"].sets
+    assert alone.conditions["all layers"].sets == alone.conditions["all layers"].scores == ()
+    assert alone.to_frame().index.tolist() == ["no ablation", "heads", "same layers"]
+    for name in ("heads", "same layers"):
+        for measure in ("log_odds", "over_vocabulary"):
+            assert_close(alone.per_prompt(name, measure), ablation.per_prompt(name, measure))
+    assert "random, all layers" not in repr(alone)
 
 
 @pytest.mark.parametrize(

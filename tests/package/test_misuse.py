@@ -153,8 +153,6 @@ MISUSE = {
     lambda m, b, o: il.head_effects(o, b): "another",
     lambda m, b, o: random_head_sets(m, ModelView.of(m).heads()[:7]): "at most half",
     lambda m, b, o: il.ablate_with_controls(m, b, HEADS, mode="mean"): "reference must be given for mode='mean'",
-    lambda m, b, o: il.ablate_with_controls(m, b, HEADS, controls=["layer"]): "controls must be one of",
-    lambda m, b, o: il.ablate_with_controls(m, b, HEADS, controls="same layers"): "write ['same layers']",
     lambda m, b, o: enter(il.ablate_heads(m, il.locate(m, b, k=1))): "iterable of heads, got LocatedHeads",
     lambda m, b, o: enter(il.ablate_heads(m, [(INF, 0)])): "invalid head (inf, 0)",
     lambda m, b, o: enter(il.ablate_heads(m, HEADS, mode="mean")): "reference must be given",

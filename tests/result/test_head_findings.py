@@ -27,7 +27,7 @@ def test_heads_matter_if_the_interval_is_above_zero(difference, says):
     assert text.startswith(says)
     assert "they cost the answer +1.20 nats of log-odds" in text
     assert text.count(interval_text(*difference) + " more than random heads do") == 1
-    options = {"lost": 1.2, "n_random_sets": 10, "is_over_sets": True, **REMOVED}
+    options = {"lost": 1.2, "n_random_sets": 10, "over": "random sets", **REMOVED}
     over_sets = interval_text(*difference)[:-1] + " over random sets) more than random heads"
     assert over_sets in removal_finding(["L5H0"], difference, **options)
     assert ("which includes zero" in text) == (difference.low <= 0 <= difference.high)
