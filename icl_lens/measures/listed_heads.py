@@ -135,6 +135,7 @@ class ListedHeads:
         """Return attention to labels that are the answer, and to others; NaN if none is shown."""
         layers, heads = torch.tensor(list(self.heads)).unbind(1)
         attention = acts.attention_to_labels()[:, layers, heads]
+        attention = attention.to(torch.promote_types(attention.dtype, torch.float32))
         label = acts.batch.label_index.to(attention.device)
         answer = acts.batch.answer.to(attention.device)[:, None]
         is_shown = (label >= 0) & (answer >= 0)

@@ -35,10 +35,14 @@ def check_supported(model: Any) -> None:
 
 def _has_unpacked(quantizer: Any) -> bool:
     """Return whether a quantizer of transformers has unpacked all weights while loading, as it does
-    with GGUF files without kernels that multiply by packed ones.
+    with GGUF files without kernels that multiply by packed ones, and of architectures for which it
+    has none: it then lists no module that keeps packed weights.
     """
     configuration = getattr(quantizer, "quantization_config", None)
-    return bool(getattr(configuration, "dequantize", False))
+    is_unpacked_on_request = bool(getattr(configuration, "dequantize", False))
+    packed_modules = getattr(quantizer, "packed_modules", None)
+    has_no_packed_modules = packed_modules is not None and len(packed_modules) == 0
+    return is_unpacked_on_request or has_no_packed_modules
 
 
 def _check_weights(model: Any, name: str) -> None:

@@ -11,7 +11,8 @@ import gguf_files
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformer_lens.model_bridge import TransformerBridge
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import icl_lens as il
 from icl_lens.models import gguf
@@ -112,9 +113,11 @@ def test_a_model_that_transformers_unpacked_from_a_file_is_read(tmp_path):
     """It keeps its quantizer, as models with packed weights do, which are refused."""
     gguf_files.write("llama", tmp_path / "x.gguf", "Q8_0")
     unpacked = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="x.gguf", dtype=torch.float32)
-    tokenizer = gguf_files.tokenizer(gguf_files.ARCHITECTURES["llama"][1])
-    loaded = il.load_model(hf_model=unpacked, tokenizer=tokenizer)
-    check_close(logits(loaded, ids_of("llama")), logits(il.load_model(tmp_path / "x.gguf"), ids_of("llama")))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file="x.gguf")
+    bridge = TransformerBridge.boot_transformers("mine", hf_model=unpacked, tokenizer=tokenizer, device="cpu")
+    batch = il.tokenize(bridge, [WORDS])
+    expected = il.capture(il.load_model(tmp_path / "x.gguf"), batch)
+    check_close(il.capture(bridge, batch).label_log_probs, expected.label_log_probs)
 
 
 def test_a_conversion_that_would_fill_the_disk_is_refused_before_it_begins(tmp_path, monkeypatch, gguf_cache):
