@@ -8,6 +8,7 @@ from .analyses.model_comparison import ModelComparison as ModelComparison
 from .analyses.pair_behavior import PairCheck as PairCheck
 from .analyses.task_behavior import TaskCheck as TaskCheck
 from .analyses.two_towers_result import TwoTowers as TwoTowers
+from .atlas.head_atlas import HeadAtlas as HeadAtlas
 from .attribution.copying import HeadCopying as HeadCopying
 from .attribution.increases import LayerIncreases as LayerIncreases
 from .attribution.qk_metric import QueryKeyMetric as QueryKeyMetric

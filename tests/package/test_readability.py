@@ -48,6 +48,7 @@ LIMITS = {
     "icl_lens": Figures(2, 0, 4.4, 0),
     "icl_lens/activations": READABLE,
     "icl_lens/analyses": READABLE,
+    "icl_lens/atlas": READABLE,
     "icl_lens/attribution": READABLE,
     "icl_lens/cli": READABLE,
     "icl_lens/edits": READABLE,

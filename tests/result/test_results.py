@@ -64,6 +64,7 @@ MAKE = {
     "Circuit": lambda m: il.locate_circuit(
         m.model, *il.split_by_query(il.load_task(TASK, n=24), 12), ["L5H0"], n_edges=4, n_random=3
     ),
+    "HeadAtlas": lambda m: il.head_atlas(m.model, n_sequences=4, k=4),
     "RepeatedTokenScores": lambda m: il.repeated_token_scores(m.model, n=2),
     "TaskCheck": lambda m: il.task_check(m.model, TASK, n=20),
     "PairCheck": lambda m: il.task_check(
@@ -97,6 +98,7 @@ FIRST = {
     "LocatedHeads": ["name", "score", "low", "high", "selected"],
     "MeanScoreParts": ["name", "side", "writer", "value", "low", "high"],
     "Circuit": ["edge", "effect", "low", "high", "selected"],
+    "HeadAtlas": ["name", "previous_token", "duplicate_token", "induction"],
     "RepeatedTokenScores": ["name", "induction", "previous_token"],
     "TaskCheck": ["value", "low", "high"],
     "PairCheck": ["value", "low", "high"],
@@ -119,6 +121,7 @@ HEADLINE = {
     "SaliencyFlow": lambda saved: f"{saved.text_to_label.mean(0)[0]:.2e}",
     "ControlledAblation": lambda saved: f"{saved.interval('heads', 'accuracy').value:.1%}",
     "MeanScoreParts": lambda saved: saved.sentence(saved.heads[0]),
+    "HeadAtlas": lambda saved: saved.finding,
     "RepeatedTokenScores": lambda saved: f"{saved.induction.max():.3f}",
     "TaskCheck": str,
     "PairCheck": str,

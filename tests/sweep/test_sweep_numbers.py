@@ -710,7 +710,7 @@ def induction(c: Both) -> None:
     special = set(c.model.tokenizer.all_special_ids)
     usable = [token for token in range(families.VOCAB_SIZE) if token not in special]
     rng = random.Random(0)
-    sums = torch.zeros(2, families.N_LAYERS, families.N_HEADS, dtype=torch.float64)
+    sums = torch.zeros(3, families.N_LAYERS, families.N_HEADS, dtype=torch.float64)
     for _ in range(n):
         tokens = rng.sample(usable, n_tokens)
         seen = reference_passes.run(c.hf, torch.tensor([*tokens, *tokens]))
@@ -718,9 +718,11 @@ def induction(c: Both) -> None:
             for query in range(n_tokens, 2 * n_tokens):
                 sums[0, layer] += pattern[:, query, query - n_tokens + 1] / (n * n_tokens)
                 sums[1, layer] += pattern[:, query, query - 1] / (n * n_tokens)
+                sums[2, layer] += pattern[:, query, query - n_tokens] / (n * n_tokens)
     token_scores = il.repeated_token_scores(c.model, **sweep.DRAWN)
     assert_close(token_scores.induction, sums[0])
     assert_close(token_scores.previous_token, sums[1])
+    assert_close(token_scores.duplicate_token, sums[2])
 
 
 # Whole analyses

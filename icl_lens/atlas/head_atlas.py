@@ -1,0 +1,310 @@
+"""The atlas of a model's heads: one row a head, one column a score."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from icl_lens.atlas.definitions import ScoreDefinition
+from icl_lens.errors import InputError, check_at_least, short_repr
+from icl_lens.files import write_text
+from icl_lens.models.active_edits import edits_suffix
+from icl_lens.models.head import AnyHead, Head
+from icl_lens.result.base import Displayed, Result
+from icl_lens.result.number_format import decimal, joined, signed
+from icl_lens.result.tables import (
+    SHOWN_ROWS,
+    columns_first,
+    format_share,
+    long_frame,
+    plural_prompts,
+    selected_note,
+)
+from icl_lens.result.view import Column, HeadValues, Section, View, table_view
+
+N_FIRST = 3
+"""Heads that a table shows of each score."""
+
+
+@dataclass(frozen=True, repr=False)
+class HeadScore(Displayed):
+    """One score of every head, with its definition and source.
+
+    Example:
+        >>> atlas = il.head_atlas(model, n_sequences=8)
+        >>> induction = atlas["induction"]
+        >>> induction.unit, induction.n, induction.over, len(induction.top(3))
+        ('share', 8, 'sequences', 3)
+        >>> induction.to_frame().columns.tolist()
+        ['name', 'mean', 'low', 'high', 'selected', 'layer', 'head']
+    """
+
+    name: str
+    title: str
+    definition: str
+    """One sentence."""
+    source: str
+    """Papers, by their numbers on arXiv; the name of the file for a score that was read from
+    one.
+    """
+    unit: str
+    over: str
+    """What `mean` is a mean over: "prompts", "sequences", "texts" or "tokens"; "weights" for a
+    number that is no mean.
+    """
+    n: int
+    """How many of them; 1 for weights."""
+    cost: str
+    """In forward passes, beside those that other scores share with it."""
+    mean: Float[Tensor, "layer head"]
+    """NaN for heads that a file does not list."""
+    low: Float[Tensor, "layer head"]
+    """The low end of the 95% interval; NaN where there is none."""
+    high: Float[Tensor, "layer head"]
+    selected: Float[Tensor, "layer head"]
+    """In which share of draws of queries, sequences or texts the head is among the first `k` of the
+    atlas; NaN where there are fewer than three.
+    """
+
+    @classmethod
+    def of(cls, definition: ScoreDefinition, mean: Tensor, **fields: Any) -> "HeadScore":
+        """Return a score; without `low`, `high` and `selected`, these are NaN."""
+        missing = torch.full_like(mean, torch.nan)
+        columns = {name: fields.pop(name, missing) for name in ("low", "high", "selected")}
+        return cls(
+            definition.name,
+            definition.title,
+            definition.definition,
+            definition.source,
+            definition.unit,
+            definition.over,
+            fields.pop("n", 1),
+            definition.cost,
+            mean,
+            **columns,
+            **fields,
+        )
+
+    def top(self, k: int) -> list[Head]:
+        """Return the k heads with the largest means, largest first; heads without a number are left
+        out.
+
+        Example:
+            >>> [type(head).__name__ for head in il.head_atlas(model, n_sequences=4)["copying"].top(2)]
+            ['Head', 'Head']
+        """
+        (k,) = check_at_least(1, k=k)
+        values = self.mean.flatten()
+        order = values.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
+        order = order[: min(k, int((~values.isnan()).sum()))]
+        return [Head.from_index(index, self.mean.shape[1]) for index in order.tolist()]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return name, mean, low, high, selected, layer and head: one row a head, largest first."""
+        frame = long_frame(self.mean, ("layer", "head"), value="mean")
+        for name in ("low", "high", "selected"):
+            frame[name] = getattr(self, name).flatten().numpy()
+        frame = columns_first(frame, "name", "mean", "low", "high", "selected")
+        return frame.sort_values("mean", ascending=False, kind="stable", ignore_index=True)
+
+    def format(self, value: float) -> str:
+        """Return a value of the score as text, in its unit."""
+        if self.unit in ("share", "probability", "AUROC", "score"):
+            return decimal(value, 2)
+        if self.unit in ("nats", "logit"):
+            return signed(value, 2)
+        return "–" if math.isnan(value) else f"{value:.3g}".replace("-", "−")
+
+    def to_view(self) -> View:
+        """Return the title and the table that `print` shows."""
+        frame = self.to_frame().head(SHOWN_ROWS // 2)
+        columns: dict[str, list[Any]] = {"head": frame["name"].tolist()}
+        columns[self.title] = list(map(self.format, frame["mean"]))
+        if not frame["low"].isna().all():
+            ends = zip(frame["low"], frame["high"], strict=True)
+            columns["95% interval"] = [f"{self.format(a)} … {self.format(b)}" for a, b in ends]
+            columns["selected"] = list(map(format_share, frame["selected"]))
+        title = f"HeadScore({self.title}{f', {self.unit}' * bool(self.unit)}; {self.samples})"
+        return table_view(title, columns, self.mean.numel())
+
+    @property
+    def samples(self) -> str:
+        """What the score was measured on, in words."""
+        if self.over == "weights":
+            return "from weights"
+        return f"mean over {self.n:,} {self.over.removesuffix('s') if self.n == 1 else self.over}"
+
+
+@dataclass(frozen=True, repr=False)
+class HeadAtlas(Result):
+    """Scores of every head of a model, side by side; made by `il.head_atlas`.
+
+    Example:
+        >>> atlas = il.head_atlas(model, n_sequences=8)
+        >>> list(atlas.scores)[:3], atlas.to_frame().shape[0]
+        (['previous_token', 'duplicate_token', 'induction'], 48)
+        >>> "contrast" in atlas.scores, atlas.left_out["contrast"]
+        (False, 'it needs prompts of an in-context task')
+    """
+
+    model: str
+    scores: dict[str, HeadScore]
+    """By name, in the order of `definitions.DEFINITIONS`; those of files come last."""
+    left_out: dict[str, str]
+    """Scores that the model or the prompts cannot have, and why."""
+    k: int
+    """The number of heads that `selected` refers to."""
+    n_prompts: int = 0
+    n_queries: int = 0
+    """Number of distinct queries, which the intervals resample."""
+    edits: tuple[str, ...] = ()
+    """What edited the model, in words: edits of open `with` blocks, and hooks."""
+
+    def __getitem__(self, name: str) -> HeadScore:
+        """Return a score by its name; raise InputError for a score that the atlas does not have."""
+        if name in self.scores:
+            return self.scores[name]
+        if name in self.left_out:
+            raise InputError(f"the atlas has no score {name!r}: {self.left_out[name]}")
+        raise InputError(
+            f"score must be one of {', '.join(self.scores)}, got {short_repr(name)}; see docs/howto/atlas.md"
+        )
+
+    def __iter__(self) -> Iterator[HeadScore]:
+        """Iterate over the scores."""
+        return iter(self.scores.values())
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The numbers of layers and of heads in a layer."""
+        n_layers, n_heads = next(iter(self)).mean.shape
+        return n_layers, n_heads
+
+    @property
+    def n_heads(self) -> int:
+        """The number of heads of the model."""
+        return math.prod(self.shape)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row a head, in the order of layers: name, one column for the mean of each
+        score, layer and head. `atlas[name].to_frame()` has the intervals of a score.
+        """
+        first = next(iter(self))
+        frame = long_frame(first.mean, ("layer", "head"), value=first.name)
+        for score in self:
+            frame[score.name] = score.mean.flatten().numpy()
+        return columns_first(frame, "name", *self.scores)
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write `to_frame()` as csv, which `with_scores` reads. Raise InputError if the folder is
+        not writable.
+        """
+        write_text(path, self.to_frame().to_csv(index=False))
+
+    def row(self, head: AnyHead) -> dict[str, float]:
+        """Return the scores of one head by name; raise InputError for an unknown head.
+
+        Example:
+            >>> list(il.head_atlas(model, n_sequences=4).row("L2H0"))[:2]
+            ['previous_token', 'duplicate_token']
+        """
+        layer, index = Head.parse(head) if isinstance(head, str) else head
+        n_layers, n_heads = self.shape
+        if not (0 <= layer < n_layers and 0 <= index < n_heads):
+            raise InputError(
+                f"head must be in layers 0–{n_layers - 1} and heads 0–{n_heads - 1}, got "
+                f"{Head(layer, index)}; atlas.to_frame() lists all heads"
+            )
+        return {score.name: float(score.mean[layer, index]) for score in self}
+
+    @property
+    def finding(self) -> str:
+        """How many scores and heads the atlas has, and which head comes first by some scores."""
+        count = f"{len(self.scores)} scores of {self.n_heads:,} heads of {self.model}."
+        leaders = []
+        for name in ("induction", "previous_token", "effect"):
+            if name in self.scores:
+                score = self.scores[name]
+                (head,) = score.top(1)
+                leaders.append(f"{head} by {score.title} ({score.format(float(score.mean[head]))})")
+        return f"{count} The first head is {joined(leaders)}." if leaders else count
+
+    def summary(self) -> str:
+        """Return a few sentences on what the scores were measured on, and what is left out."""
+        sentences = []
+        if self.n_prompts:
+            over = f"{plural_prompts(self.n_prompts)} with {self.n_queries:,} distinct queries"
+            sentences.append(f"Scores of the task are means over {over}.")
+        sentences.append(f"{selected_note(self.k, self.n_heads).capitalize()}.")
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in self.left_out.items():
+            by_reason.setdefault(reason, []).append(name.replace("_", " "))
+        for reason, names in by_reason.items():
+            sentences.append(f"Left out: {joined(names)}, because {reason}.")
+        return " ".join(sentences)
+
+    def to_view(self) -> View:
+        """Return what is shown of the atlas: the first heads of each score, and a map of each."""
+        sections = [self._first_heads()]
+        for score in self:
+            sections.append(_score_section(score))
+        sections.append(self._definitions())
+        title = f"Atlas of heads{edits_suffix(self.edits)}"
+        sentences = (self.finding, self.summary())
+        return View(title, sentences, tuple(sections), about=self.model)
+
+    def _first_heads(self) -> Section:
+        """Return a table of the first heads of each score."""
+        rows = []
+        for score in self:
+            cells = []
+            for head in score.top(N_FIRST):
+                cells.append(f"{head} {score.format(float(score.mean[head]))}")
+            unit = f" ({score.unit})" * bool(score.unit)
+            rows.append((score.title + unit, *cells, *[""] * (N_FIRST - len(cells))))
+        columns = [Column("score", is_number=False)]
+        for place in ("first", "second", "third"):
+            columns.append(Column(place, is_number=False))
+        return Section("First heads by each score", columns=tuple(columns), rows=tuple(rows))
+
+    def _definitions(self) -> Section:
+        """Return a table of what the scores are, which only a page shows."""
+        rows = []
+        for score in self:
+            rows.append((score.title, score.definition, score.source, score.samples, score.cost))
+        names = ("score", "asks", "source", "measured on", "cost in forward passes")
+        columns = tuple(Column(name, is_number=False) for name in names)
+        return Section("What the scores are", columns=columns, rows=tuple(rows), is_detail=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the finding, the first heads by each score, and what is left out, for JSON."""
+        first = {score.name: [str(head) for head in score.top(self.k)] for score in self}
+        return {
+            "finding": self.finding,
+            "model": self.model,
+            "first_heads": first,
+            "left_out": self.left_out,
+            "n_prompts": self.n_prompts,
+            "n_queries": self.n_queries,
+            "n_heads": self.n_heads,
+        }
+
+
+def _score_section(score: HeadScore) -> Section:
+    """Return the map of a score, which only a page shows."""
+    values = tuple(tuple(row) for row in score.mean.double().tolist())
+    unit = f", {score.unit}" * bool(score.unit)
+    marked = frozenset((head.layer, head.head) for head in score.top(N_FIRST))
+    head_map = HeadValues(f"{score.title}{unit}", values, marked)
+    return Section(score.title, score.definition, head_map=head_map, is_detail=True)
+
+
+def ordered(scores: Mapping[str, HeadScore], names: Sequence[str]) -> dict[str, HeadScore]:
+    """Return the scores in the order of `names`."""
+    return {name: scores[name] for name in names if name in scores}

@@ -1,0 +1,264 @@
+"""`il.head_atlas`: measure all scores of all heads of a model.
+
+1. Scores of weights, of random repeated tokens and of texts need no prompts.
+2. The scores of `il.locate` and those of `task_scores` run over the prompts, as `run` says.
+3. What a model or the prompts cannot have is left out, with the reason.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from icl_lens.atlas import task_scores, token_scores, weight_scores
+from icl_lens.atlas.definitions import (
+    DEFINITIONS,
+    TASK_SCORES,
+    TEXT_SCORES,
+    WEIGHT_SCORES,
+)
+from icl_lens.atlas.head_atlas import HeadAtlas, HeadScore, ordered
+from icl_lens.attribution.repeated_tokens import (
+    ATTENTION_SCORES,
+    N_SEQUENCES,
+    N_TOKENS,
+    repeated_token_attention,
+)
+from icl_lens.errors import InputError, check_at_least, check_integers
+from icl_lens.measures.effects import AnswerTokens
+from icl_lens.measures.exchanges import tower_prompts
+from icl_lens.measures.function_vectors import indirect_effects
+from icl_lens.measures.locate import (
+    N_LOCATED,
+    DirectScores,
+    Effects,
+    Exchanges,
+    HeadMeasure,
+)
+from icl_lens.measures.mean_scores import mean_score
+from icl_lens.models.active_edits import active_edits
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.prompts.prompt import Prompt
+from icl_lens.prompts.tokenize import tokenize, tokenizer_like
+from icl_lens.runs.run import Run, as_run
+from icl_lens.runs.stream import Plan, plan_batches, start
+
+NEEDS_PROMPTS = "it needs prompts of an in-context task"
+NEEDS_DEMONSTRATIONS = "it needs prompts with demonstrations"
+
+Values = Float[np.ndarray, "sample layer head"]
+
+
+def head_atlas(
+    model: Any,
+    prompts: PromptBatch | Sequence[Prompt] | None = None,
+    *,
+    text: Sequence[str] | None = None,
+    k: int | None = None,
+    n_sequences: int = N_SEQUENCES,
+    seed: int = 0,
+    run: Run | None = None,
+) -> HeadAtlas:
+    """Measure every head of a model by the scores that papers use.
+
+    Without prompts, these are scores of weights, of attention to random tokens shown twice
+    (`n_sequences` sequences), and of attention to texts (`text`; by default short English ones).
+    With `prompts` of an in-context task, they are also what each head adds to the answer, what
+    zeroing it or exchanging its query, keys or values costs, its function-vector effect, and its
+    attention to labels. docs/howto/atlas.md has all scores with their units, sources and costs.
+
+    Scores that the model or the prompts cannot have are left out; `left_out` says why. Intervals
+    are 95% intervals over sequences, texts or queries. `selected` is the share of draws of these
+    in which the head is among the first `k` (default: 12, or all if fewer). `seed` draws random
+    tokens and shuffles labels. `run` says how the prompts run; its folder has a folder for each
+    score, so that an interrupted call resumes.
+
+    Raise InputError for invalid `k`, `n_sequences` or `seed`, for scores that are not finite, and
+    like `Run`.
+
+    Example:
+        >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
+        >>> atlas = il.head_atlas(model, many, n_sequences=8)
+        >>> atlas["contrast"].n, atlas["contrast"].unit
+        (20, 'nats')
+        >>> atlas.to_frame().columns.tolist()[:4]
+        ['name', 'previous_token', 'duplicate_token', 'induction']
+    """
+    view = ModelView.of(model)
+    n_heads = len(view.heads())
+    k = min(N_LOCATED, n_heads) if k is None else k
+    (k,) = check_at_least(1, k=min(k, n_heads))
+    (n_sequences,) = check_at_least(1, n_sequences=n_sequences)
+    (seed,) = check_integers(seed=seed)
+    run = as_run(run)
+    batch = None
+    if prompts is not None:
+        batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
+        check_batch(batch)
+    survey = Survey(view, k, seed)
+    survey.measure_without_task(n_sequences, token_scores.TEXTS if text is None else text)
+    if batch is None:
+        survey.leave_out(TASK_SCORES, NEEDS_PROMPTS)
+    else:
+        survey.measure_task(batch, run)
+    queries = set() if batch is None else set(batch.queries)
+    return HeadAtlas(
+        model=view.name,
+        scores=ordered(survey.scores, tuple(DEFINITIONS)),
+        left_out={name: survey.left_out[name] for name in DEFINITIONS if name in survey.left_out},
+        k=k,
+        n_prompts=0 if batch is None else batch.n_prompts,
+        n_queries=len(queries),
+        edits=active_edits(view),
+    )
+
+
+@dataclass(eq=False)
+class Survey:
+    """The scores of a model that have been measured, and those that could not be."""
+
+    view: ModelView
+    k: int
+    seed: int
+    scores: dict[str, HeadScore] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def leave_out(self, names: Sequence[str], reason: str) -> None:
+        """Remember why scores are left out."""
+        for name in names:
+            self.left_out[name] = reason
+
+    def attempt(self, names: Sequence[str], measure: Callable[[], None]) -> None:
+        """Measure scores; leave them out, with the reason, if the model or prompts cannot have
+        them.
+        """
+        try:
+            measure()
+        except InputError as error:
+            self.leave_out([name for name in names if name not in self.scores], str(error))
+
+    def add(self, name: str, values: Values, samples: Sequence[str]) -> None:
+        """Add the means of a score; `samples` names the query, text or sequence of each row."""
+        mean = mean_score(name, values, samples, self.k)
+        n_samples = int((~np.isnan(values).reshape(len(values), -1).all(1)).sum())
+        if n_samples == 0:
+            self.leave_out([name], "no prompt has what it needs")
+            return
+        self.scores[name] = HeadScore.of(
+            DEFINITIONS[name],
+            mean.mean,
+            low=mean.low,
+            high=mean.high,
+            selected=mean.selected,
+            n=n_samples,
+        )
+
+    def measure_without_task(self, n_sequences: int, texts: Sequence[str]) -> None:
+        """Measure the scores of weights, random tokens and texts."""
+        self.attempt(ATTENTION_SCORES, lambda: self._random_tokens(n_sequences))
+        self.attempt(TEXT_SCORES, lambda: self._texts(texts))
+        self.attempt(WEIGHT_SCORES, self._weights)
+
+    def _random_tokens(self, n_sequences: int) -> None:
+        n_tokens = min(N_TOKENS, self.view.model.cfg.n_ctx // 2 - 2)
+        attention = repeated_token_attention(self.view.model, n=n_sequences, n_tokens=n_tokens, seed=self.seed)
+        names = list(map(str, range(n_sequences)))
+        for name, values in attention.items():
+            self.add(name, values.numpy(), names)
+
+    def _texts(self, texts: Sequence[str]) -> None:
+        batch = token_scores.tokenized_texts(self.view, texts)
+        names = list(map(str, range(len(batch))))
+        for name, values in token_scores.text_scores(self.view, batch).items():
+            self.add(name, values.numpy(), names)
+
+    def _weights(self) -> None:
+        definition = DEFINITIONS["copying"]
+        copying = weight_scores.copying_scores(self.view)
+        self.scores["copying"] = HeadScore.of(definition, copying)
+        is_promoted = weight_scores.promotes_attended(self.view, self.seed).double().numpy()
+        self.add("promotes_attended", is_promoted, list(map(str, range(len(is_promoted)))))
+
+    def measure_task(self, batch: PromptBatch, run: Run) -> None:
+        """Measure the scores of prompts."""
+        view = self.view
+        tokens = AnswerTokens.from_batch(view, batch, None, None)
+        if tokens.against is None:
+            self.leave_out(["contrast"], "the prompts have no other labels to compare with")
+        else:
+            self.attempt(["contrast"], lambda: self._direct("contrast", batch, run))
+        self.attempt(["increase"], lambda: self._direct("increase", batch, run))
+        self.attempt(["effect"], lambda: self._effects(batch, tokens, run))
+        exchanged = ("exchange", "keys", "values")
+        self.attempt(exchanged, lambda: self._exchanges(batch, run))
+        read = [name for name in TASK_SCORES if "label" in name or "task" in name]
+        if not (batch.has_demonstrations and batch.prompts):
+            self.leave_out([*read, "similarity", "indirect_effect"], NEEDS_DEMONSTRATIONS)
+            return
+        self.attempt(read, lambda: self._read(batch, run))
+        self.attempt(["similarity"], lambda: self._similarity(batch, run))
+        self.attempt(["indirect_effect"], lambda: self._indirect_effects(batch, run))
+
+    def _direct(self, name: Any, batch: PromptBatch, run: Run) -> None:
+        measure = DirectScores.from_batch(
+            self.view.model, batch, name, None, None, final_norm="frozen", bias=True, run=run
+        )
+        self.add(name, self._columns(measure, batch, run)[name], batch.queries)
+
+    def _effects(self, batch: PromptBatch, tokens: AnswerTokens, run: Run) -> None:
+        measure = Effects(self.view, batch, tokens, "last", "exact", {})
+        columns = self._columns(measure, batch, run)
+        outcome = "log_prob" if tokens.against is None else "log_odds"
+        self.add("effect", columns[outcome], batch.queries)
+
+    def _exchanges(self, batch: PromptBatch, run: Run) -> None:
+        donors = tower_prompts(self.view.model, batch)
+        columns = self._columns(Exchanges(self.view, donors, run.memory), batch, run)
+        for name in ("exchange", "keys", "values"):
+            self.add(name, columns[name], batch.queries)
+
+    def _columns(self, measure: HeadMeasure, batch: PromptBatch, run: Run) -> dict[str, np.ndarray]:
+        """Return what a score of `il.locate` is of each prompt."""
+        return self._stream(measure.by, measure.measure, batch, run, measure.plan(run), measure.options())
+
+    def _read(self, batch: PromptBatch, run: Run) -> None:
+        measure = task_scores.ReadScores(self.view, batch)
+        columns = self._stream("read", measure.measure, batch, run, measure.plan(run))
+        for name, values in columns.items():
+            self.add(name, values, batch.queries)
+
+    def _similarity(self, batch: PromptBatch, run: Run) -> None:
+        def measure(rows: list[int]) -> dict[str, Tensor]:
+            return {"similarity": task_scores.similarity_auroc(self.view, batch[rows])}
+
+        plan = plan_batches(self.view, batch, run)
+        columns = self._stream("similarity", measure, batch, run, plan)
+        self.add("similarity", columns["similarity"], batch.queries)
+
+    def _indirect_effects(self, batch: PromptBatch, run: Run) -> None:
+        shuffled = []
+        for row, prompt in enumerate(batch.prompts):
+            shuffled.append(task_scores.with_shuffled_labels(prompt, self.seed + row))
+        if shuffled == list(batch.prompts):
+            raise InputError("shuffling labels changes no prompt")
+        corrupted = tokenizer_like(self.view.model, batch)(shuffled, range(len(batch)))
+        reference = [batch[rows] for rows in plan_batches(self.view, batch, run)]
+        effects = indirect_effects(self.view.model, corrupted, reference)
+        self.add("indirect_effect", effects.double().cpu().numpy(), corrupted.queries)
+
+    def _stream(
+        self,
+        name: str,
+        measure: Callable[[list[int]], Any],
+        batch: PromptBatch,
+        run: Run,
+        plan: Plan,
+        options: dict[str, Any] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Return what `measure` gives for each prompt, from batches that the run's folder stores."""
+        with start(run.part(name), self.view.model, batch, name, options or {}, plan=plan) as stream:
+            return stream.map(DEFINITIONS[name].title if name in DEFINITIONS else name, measure)
