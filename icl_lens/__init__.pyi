@@ -30,6 +30,8 @@ from .edits.edges import Edge as Edge
 from .edits.edges import WithoutEdges as WithoutEdges
 from .edits.edit import Edit as Edit
 from .edits.patch import Patch as Patch
+from .edits.sites import AblateSite as AblateSite
+from .edits.sites import PatchSite as PatchSite
 from .engine.score import ablate_heads as ablate_heads
 from .engine.score import edited as edited
 from .engine.score import patch_heads as patch_heads

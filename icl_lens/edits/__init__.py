@@ -5,8 +5,9 @@ activations.
    after a prompt.
 2. `edit` has the base class `Edit`, which knows nothing of passes, and what its methods get.
 3. The edits: `ablate` (with `reference`, which runs the prompts of a mean); `attention_edits`
-   change weights or scores; `add_vector` writes into the residual stream; `patch` writes
-   activations of other prompts; `edges` rebuilds heads without what earlier components wrote (with
-   `reader`); `interchange` exchanges queries, keys or values at the last position for those of
-   donors.
+   change weights or scores; `add_vector` writes into the residual stream; `sites` ablates and
+   patches the stream and what layers add to it, through `site_hooks`, at `site_positions`; `patch`
+   writes activations of other prompts; `edges` rebuilds heads without what earlier components wrote
+   (with `reader`); `interchange` exchanges queries, keys or values at the last position for those
+   of donors.
 """

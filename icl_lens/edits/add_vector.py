@@ -58,7 +58,7 @@ class AddVector(Edit):
         if not bool(self.vector.isfinite().all()):
             raise InputError("vector must be finite, got NaN or infinite values")
 
-    stages = (Stage.resid,)
+    stages = (Stage.resid_post,)
 
     @property
     def what(self) -> str:
@@ -105,7 +105,7 @@ class AddVector(Edit):
                 )
         return edits
 
-    def write_resid(self, x: Tensor, at: Places, layer: int) -> None:
+    def write_site(self, x: Tensor, at: Places, layer: int) -> None:
         vector = self.vector
         if vector.ndim > 1:
             vector = vector[at.prompt.to(vector.device)]

@@ -2,7 +2,7 @@
 passes.
 
 1. `Edit` is the base class. An edit writes queries, keys, values or the pattern in
-   `write_attention`, z in `write_z`, or the residual stream after a layer in `write_resid`, at the
+   `write_attention`, z in `write_z`, or a site of the residual stream in `write_site`, at the
    stages that it names.
 2. `Places` and `Attention` are what these methods get: the same in passes over whole prompts, in
    passes that start at a layer, and in rows of one token, so that an edit is written once.
@@ -47,23 +47,35 @@ class Stage(IntEnum):
     z = 3
     removal = 4
     """Ablation, which sets z after all other edits."""
-    resid = 5
+    resid_pre = 5
+    """The residual stream before a layer. This and the following stages are sites."""
+    attn_out = 6
+    """What attention adds to the residual stream."""
+    resid_mid = 7
+    """The residual stream between attention and FFN."""
+    mlp_post = 8
+    """The neurons of the FFN, before its output matrix."""
+    mlp_out = 9
+    """What the FFN adds to the residual stream."""
+    resid_post = 10
     """The residual stream after a layer."""
 
 
 ATTENTION_STAGES = (Stage.inputs, Stage.scores, Stage.pattern)
 Z_STAGES = (Stage.z, Stage.removal)
+SITE_STAGES = (
+    *(Stage.resid_pre, Stage.attn_out, Stage.resid_mid),
+    *(Stage.mlp_post, Stage.mlp_out, Stage.resid_post),
+)
 
 
 class Places(NamedTuple):
-    """Where an edit writes z or the residual stream: one entry for every edited head of every
-    row.
-    """
+    """Where an edit writes z or at a site: one entry for every edited head of every row."""
 
     row: Int[Tensor, " n"]
     """Row of the pass."""
     head: Int[Tensor, " n"]
-    """Head of the layer; -1 for the residual stream, which has one entry per row."""
+    """Head of the layer; -1 for a site, which has one entry per row."""
     prompt: Int[Tensor, " n"]
     """Index of the row's prompt in the batch."""
     last: Int[Tensor, " n"]
@@ -150,8 +162,10 @@ class Edit:
     """The stages at which the edit writes.
 
     A subclass names them in a tuple: "inputs" (queries, keys and values), "scores" (the position
-    term of attention scores), "pattern", "z", "removal" (z, after all other edits) and "resid" (the
-    residual stream after a layer).
+    term of attention scores), "pattern", "z", "removal" (z, after all other edits), or a site, by
+    TransformerLens' name: "resid_pre", "resid_mid" or "resid_post" (the residual stream before,
+    within and after a layer), "attn_out" or "mlp_out" (what attention or FFN adds to it), and
+    "mlp_post" (the FFN's neurons).
     """
     what: str = "edited"
     """What is done to the heads, in words such as "zeroed"."""
@@ -228,9 +242,9 @@ class Edit:
         """Change z in place."""
         raise self._missing("write_z")
 
-    def write_resid(self, x: Float[Tensor, "row pos d_model"], at: Places, layer: int) -> None:
-        """Change the residual stream after a layer in place."""
-        raise self._missing("write_resid")
+    def write_site(self, x: Float[Tensor, "row pos width"], at: Places, layer: int) -> None:
+        """Change what is at a site of a layer in place."""
+        raise self._missing("write_site")
 
     def _missing(self, method: str) -> InputError:
         names = ", ".join(stage.name for stage in self.stages)

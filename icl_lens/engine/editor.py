@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import compress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from icl_lens.edits.edit import (
     ATTENTION_STAGES,
+    SITE_STAGES,
     Z_STAGES,
     EditAtLayers,
     Places,
@@ -22,6 +24,7 @@ from icl_lens.edits.edit import (
     edits_at,
 )
 from icl_lens.edits.pattern import LayerValues, check_no_cache, layer_hooks
+from icl_lens.edits.site_hooks import SiteWriter, site_hooks
 from icl_lens.errors import InputError
 from icl_lens.models.active_edits import DESCRIBE, Described, are_edits_disabled
 from icl_lens.models.independent_rows import independent_rows
@@ -46,6 +49,8 @@ class Editor:
     """Layer -> edited heads, their edited patterns and values in the current pass."""
     earlier: dict[int, tuple[list[int], Tensor, Tensor] | None] = field(default_factory=dict)
     """Layer with edits of the last query -> the same without these; None without other edits."""
+    sites: dict[int, SiteWriter] = field(default_factory=dict)
+    """Layer -> what writes at its sites in the current pass."""
     n_cached: int = 0
     """Number of tokens in the KV cache that the current pass continues."""
     start_handle: Any = None
@@ -98,6 +103,7 @@ class Editor:
         self.values.clear()
         self.patterns.clear()
         self.earlier.clear()
+        self.sites.clear()
 
     def last(self, batch: int, n_queries: int, device: torch.device) -> Tensor:
         """Return [batch] the index of each row's last real query."""
@@ -156,9 +162,18 @@ class Editor:
             placed.edit.write_z(z, at, layer)
         return z
 
-    def on_resid(self, layer: int, x: Tensor) -> Tensor:
-        x = x.clone()
-        for _, placed, heads in edits_at(self.edits, layer, (Stage.resid,)):
+    def on_site(self, layer: int, site: Stage, x: Tensor) -> Tensor:
+        """Return what is at a site with the edits there."""
+        if layer not in self.sites:
+            self.sites[layer] = SiteWriter(
+                partial(self._edited_site, layer),
+                lambda edited_site: bool(edits_at(self.edits, layer, (edited_site,))),
+            )
+        return self.sites[layer].write(site, x)
+
+    def _edited_site(self, layer: int, site: Stage, x: Tensor) -> Tensor:
+        """Write edits at a site in place."""
+        for _, placed, heads in edits_at(self.edits, layer, (site,)):
             prompt = _prompts(placed, len(x), x.device)
             if placed.batch is not None and placed.edit.at_prompt_end:
                 if self.n_cached >= placed.batch.tokens.shape[1]:
@@ -172,7 +187,7 @@ class Editor:
                     )
             last = _end(placed, self.last(len(x), x.shape[1], x.device))
             at = Places.of([(0, heads)], torch.zeros_like(prompt), prompt, last)
-            placed.edit.write_resid(x, at, layer)
+            placed.edit.write_site(x, at, layer)
         return x
 
     def _attend(self, layer: int) -> None:
@@ -314,9 +329,9 @@ def _hook_names(view: ModelView, placed: EditAtLayers) -> dict[str, tuple[int | 
         if {*stages} & {*ATTENTION_STAGES}:
             for name, hook in layer_hooks(view, layer).items():
                 names[hook] = (None if name == "position" else layer, name)
-        if Stage.resid in stages:
-            names[view.hook(layer, "hook_resid_post")] = (layer, "resid_post")
-        if {*stages} - {Stage.resid}:
+        for name, site in site_hooks(view, layer, stages).items():
+            names[name] = (layer, site.name)
+        if {*stages} - {*SITE_STAGES}:
             names[view.hook(layer, "attn.hook_z")] = (layer, "z")
     return names
 
@@ -341,8 +356,14 @@ def _hook_fn(editor: Editor, layer: int | None, name: str) -> Callable[..., Tens
             return editor.on_pattern(layer, value)
         if name == "z":
             return editor.on_z(layer, value)
-        if name == "resid_post":
-            return editor.on_resid(layer, value)
+        # One hook serves edits at a layer's input and edits of attention, which record it.
+        is_input = name in ("resid", Stage.resid_pre.name)
+        if is_input or name in Stage.__members__:
+            site = Stage.resid_pre if is_input else Stage[name]
+            value = editor.on_site(layer, site, value)
+            if is_input and edits_at(editor.edits, layer, ATTENTION_STAGES):
+                editor.record(layer, "resid", value)
+            return value
         editor.record(layer, name, value)
         return None
 

@@ -1,4 +1,4 @@
-"""Score sets of edits of z by re-running prompts only from the first edited layer.
+"""Score sets of edits of z, or at sites, by re-running prompts only from the first edited layer.
 
 1. One unedited pass over the prompts stores the residual stream at the input of every layer in
    which a set starts.
@@ -11,6 +11,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.passes import last_log_probs
-from icl_lens.edits.edit import Z_STAGES, EditAtLayers, Places, writes_at
+from icl_lens.edits.edit import (
+    SITE_STAGES,
+    Z_STAGES,
+    EditAtLayers,
+    Places,
+    Stage,
+    edits_at,
+    writes_at,
+)
+from icl_lens.edits.site_hooks import SiteWriter
 from icl_lens.models.inference import log_probs_of, replace_forwards
 from icl_lens.models.locking import model_lock
 from icl_lens.models.memory import MIN_PASS_TOKENS, RESTART_BYTES, STREAM_BYTES
@@ -58,7 +68,7 @@ def score_restarted(
     pass_tokens: int,
     advance: Callable[[int], None],
 ) -> Float[Tensor, "batch set *n"]:
-    """Return what `read` reads after each prompt under each set of edits, which must edit z only.
+    """Return what `read` reads after each prompt under each set of edits of z or sites.
 
     If hooks are active on the model, each set has a pass over the full batch, as the hooks expect.
     `advance` is called with the number of scores that each pass adds.
@@ -199,7 +209,7 @@ def _hooks(
     prompt: Int[Tensor, " row"],
     last: Int[Tensor, " row"],
 ) -> Iterator[tuple[str, Any]]:
-    """Yield hooks that edit z in each row as the set of its number says."""
+    """Yield hooks that edit z and sites in each row as the set of its number says."""
     distinct, number = number.unique(return_inverse=True)
     distinct_sets = [sets[number_of_set] for number_of_set in distinct.tolist()]
     layers: set[int] = set()
@@ -207,15 +217,25 @@ def _hooks(
         for placed in edits:
             layers |= placed.heads.keys()
 
-    def write(layer: int) -> Any:
-        def hook_fn(z: Tensor, hook: Any) -> Tensor:
-            z = z.clone()
-            rows = number.to(z.device), prompt.to(z.device), last.to(z.device)
-            for edit, members in writes_at(distinct_sets, layer, Z_STAGES):
-                edit.write_z(z, Places.of(members, *rows), layer)
-            return z
+    def places(members: Any, x: Tensor) -> Places:
+        return Places.of(members, number.to(x.device), prompt.to(x.device), last.to(x.device))
 
-        return hook_fn
+    def write_z(layer: int, z: Tensor, hook: Any) -> Tensor:
+        z = z.clone()
+        for edit, members in writes_at(distinct_sets, layer, Z_STAGES):
+            edit.write_z(z, places(members, z), layer)
+        return z
+
+    def write_site(layer: int, site: Stage, x: Tensor) -> Tensor:
+        for edit, members in writes_at(distinct_sets, layer, (site,)):
+            edit.write_site(x, places(members, x), layer)
+        return x
 
     for layer in sorted(layers):
-        yield view.hook(layer, "attn.hook_z"), write(layer)
+        stages: set[Stage] = set()
+        for edits in distinct_sets:
+            stages |= {stage for stage, _, _ in edits_at(edits, layer, (*Z_STAGES, *SITE_STAGES))}
+        if stages & {*Z_STAGES}:
+            yield view.hook(layer, "attn.hook_z"), partial(write_z, layer)
+        writer = SiteWriter(partial(write_site, layer), stages.__contains__)
+        yield from writer.hooks(view, layer, stages)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from icl_lens.edits.edit import (
     ATTENTION_STAGES,
+    SITE_STAGES,
     Z_STAGES,
     Edit,
     EditAtLayers,
@@ -31,6 +32,7 @@ from icl_lens.edits.edit import (
 )
 from icl_lens.edits.kv_cache import LayerRows, per_kv_head
 from icl_lens.edits.pattern import LayerValues, recording_hooks
+from icl_lens.edits.site_hooks import SiteWriter
 from icl_lens.engine.prefix_cache import PrefixCache, PrefixCacheUnsupported
 from icl_lens.engine.restart import replace_residual
 from icl_lens.models.view import ModelView
@@ -87,21 +89,25 @@ class RowEdits:
         for edit, members in writes_at(edits_of_rows, layer, Z_STAGES):
             edit.write_z(z, self._places(members, sets, rows.prompt.to(z.device)), layer)
 
-    def write_resid(
+    def write_site(
         self,
         layer: int,
+        site: Stage,
         sets: Sequence[int],
-        x: Float[Tensor, "row 1 d_model"],
+        x: Float[Tensor, "row 1 width"],
         prompt: Int[Tensor, " batch"],
     ) -> None:
-        """Write the residual stream of rows after a layer in place."""
+        """Write what rows have at a site of a layer in place."""
         edits_of_rows = [self.sets[number] for number in sets]
-        for edit, members in writes_at(edits_of_rows, layer, (Stage.resid,)):
-            edit.write_resid(x, self._places(members, sets, prompt.to(x.device)), layer)
+        for edit, members in writes_at(edits_of_rows, layer, (site,)):
+            edit.write_site(x, self._places(members, sets, prompt.to(x.device)), layer)
 
-    def edits_resid(self, layer: int) -> bool:
-        """Return whether an edit writes the residual stream after a layer."""
-        return any(edits_at(placed, layer, (Stage.resid,)) for placed in self.sets)
+    def sites(self, layer: int) -> set[Stage]:
+        """Return the sites of a layer at which edits write."""
+        sites: set[Stage] = set()
+        for placed in self.sets:
+            sites |= {stage for stage, _, _ in edits_at(placed, layer, SITE_STAGES)}
+        return sites
 
     def _places(self, members: Any, sets: Sequence[int], prompt: Int[Tensor, " batch"]) -> Places:
         # The number of the unedited row is -1.
@@ -201,9 +207,9 @@ class _Rows:
             self.values[layer] = LayerValues(view, layer)
             hooks += recording_hooks(self.values[layer], "q", "k", "v")
             hooks.append((view.hook(layer, "attn.hook_z"), partial(self.attend, layer)))
-            if layer in self.edited and self.edits.edits_resid(layer):
-                name = view.hook(layer, "hook_resid_post")
-                hooks.append((name, partial(self.write_resid, layer)))
+            if layer in self.edited and (sites := self.edits.sites(layer)):
+                writer = SiteWriter(partial(self.write_site, layer), sites.__contains__)
+                hooks += writer.hooks(view, layer, sites)
         if self.cache.columns is not None:
             hooks.append((view.last_logits_hook, self.read_columns))
         return hooks
@@ -248,10 +254,11 @@ class _Rows:
             self.edits.write_z(layer, self.sets(layer), flat, rows)
         return flat
 
-    def write_resid(self, layer: int, x: Tensor, hook: Any) -> Float[Tensor, "row 1 d_model"]:
-        """Return the residual stream after a layer with its edits."""
-        x = x.clone()
-        self.edits.write_resid(layer, self.sets(layer), x, self.prompts)
+    def write_site(self, layer: int, site: Stage, x: Tensor) -> Float[Tensor, "row 1 width"]:
+        """Write what rows have at a site of a layer in place."""
+        self.edits.write_site(layer, site, self.sets(layer), x, self.prompts)
+        if site == Stage.resid_pre and layer in self.resid:
+            self.resid[layer] = x[:, 0].unflatten(0, self.resid[layer].shape[:2]).clone()
         return x
 
     def read_columns(self, x: Tensor, hook: Any) -> Tensor:

@@ -4,7 +4,8 @@
 
 1. One-token rows: if only the last position changes, the prompts run once, and each set re-runs one
    token per prompt (`rows`).
-2. Restarts: if only z changes, each set re-runs the prompts from its first layer (`restart`).
+2. Restarts: if only z or sites change, each set re-runs the prompts from its first layer
+   (`restart`).
 3. Whole passes, one per set (`editor`), for everything else, and where a model does not support
    rows.
 
@@ -23,7 +24,15 @@ from icl_lens.activations.answer_spacing import warn_of_answer_spacing
 from icl_lens.activations.label_scores import LabelScores
 from icl_lens.activations.passes import NO_LABELS_HINT, last_log_probs, log_probs_in_passes
 from icl_lens.edits.ablate import Ablate, Mode, Reference
-from icl_lens.edits.edit import ATTENTION_STAGES, Z_STAGES, Edit, EditAtLayers, Positions, Stage
+from icl_lens.edits.edit import (
+    ATTENTION_STAGES,
+    SITE_STAGES,
+    Z_STAGES,
+    Edit,
+    EditAtLayers,
+    Positions,
+    Stage,
+)
 from icl_lens.edits.patch import Align, HeadActivation, Patch
 from icl_lens.engine.edit_checks import checked_heads
 from icl_lens.engine.editor import editing
@@ -51,7 +60,7 @@ def edited(model: Any, *edits: Edit, batch: PromptBatch | None = None) -> Iterat
     values, then scores, then patterns, then z, then ablation; within one of these stages, in the
     order given, and those of an inner block after those of an outer one. `batch` are the prompts
     that passes in the block must run; edits that belong to particular prompts need them
-    (`Reweight`, `AddVector`, `WithoutEdges`, `Patch(align="labels")`).
+    (`Reweight`, `AddVector`, `WithoutEdges`, `PatchSite`, `Patch(align="labels")`).
 
     In `model.generate`, edits of some positions or of attention need `use_past_kv_cache=False`.
 
@@ -163,9 +172,9 @@ def score(
     some of the prompts, to bound memory, unless edits or hooks are active. With sets, it takes the
     fastest exact way: for each set, the result equals that in a block of `il.edited`, up to
     rounding. If only the last position changes (see each edit), every prompt runs once, and each
-    set re-runs one token per prompt. If only z changes, each set re-runs the prompts from its first
-    edited layer; otherwise, one whole pass per set. The passes that edits need of their own (a
-    mean, a source) run once for all sets.
+    set re-runs one token per prompt. If only z or sites change, each set re-runs the prompts from
+    its first edited layer; otherwise, one whole pass per set. The passes that edits need of their
+    own (a mean, a source) run once for all sets.
 
     If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless
     `progress` is False.
@@ -272,7 +281,7 @@ def _score_placed(
 def _may_restart(view: ModelView, placed: Sequence[EditAtLayers]) -> bool:
     """Return whether a set of edits can be scored from its first edited layer on."""
     # Restarts write after the edits of open blocks, which is the order of stages only for ablation.
-    allowed = {*Z_STAGES} if view.model not in DESCRIBE else {Stage.removal}
+    allowed = {*Z_STAGES, *SITE_STAGES} if view.model not in DESCRIBE else {Stage.removal}
     return all({*edit_at.edit.stages} <= allowed for edit_at in placed)
 
 

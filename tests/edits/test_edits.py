@@ -232,12 +232,12 @@ class Shift(il.Edit):
     heads: list
     factor: float
     positions: str = "last"
-    stages = ("z", "resid")
+    stages = ("z", "resid_post")
 
     def write_z(self, z, at, layer):
         z[at.row, at.last, at.head] *= self.factor
 
-    def write_resid(self, x, at, layer):
+    def write_site(self, x, at, layer):
         x[at.row, at.last] *= self.factor
 
 

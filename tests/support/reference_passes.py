@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import families
 import reference_hf
 import torch
 from torch import Tensor
@@ -27,9 +28,12 @@ Edit = Callable[[str, int, Tensor], Tensor | None]
 d_head] are multiplied as they are; groups of keys and values are repeated. "last k" and "last v"
 are asked for with the same tensors: the replacement is read by the last position only. "scores"
 [head query key] are the softmax's input, "pattern" its output, and "z" [pos head d_head] is the
-input of the output projection.
+input of the output projection. "attn_out" and "mlp_out" [pos d_model] are what attention and FFN add
+to the stream, "resid_mid" is the stream between them, and "mlp_post" [pos d_mlp] is the input of the
+FFN's last projection.
 """
 
+MIXTURE_TYPES = {families.CONFIGS[name][0] for name in families.MIXTURES}
 _PRODUCTS = {
     torch.matmul,
     torch.Tensor.matmul,
@@ -259,7 +263,28 @@ def run(
         seen.z[layer] = z = z if new is None else new
         return (z.reshape(args[0].shape), *args[1:])
 
-    out = reference_hf._WIRING[hf.config.model_type].out
+    multiplier = reference_hf._setting(hf.config, "residual_multiplier", default=1.0)
+
+    def output_ends(site: str, layer: int, output: Any) -> Any:
+        """Edit what attention or the FFN adds to the stream, which Granite multiplies first."""
+        raw = output[0] if isinstance(output, tuple) else output
+        written = raw.detach().clone().reshape(len(ids), -1) * multiplier
+        new = edit(site, layer, written)
+        new = written if new is None else new
+        if site == "attn_out" and not reference_hf.is_parallel(hf.config):
+            middle = edit("resid_mid", layer, seen.resid[layer] + new)
+            new = new if middle is None else middle - seen.resid[layer]
+        if new is written:
+            return None
+        new = (new / multiplier).reshape(raw.shape)
+        return (new, *output[1:]) if isinstance(output, tuple) else new
+
+    def down_starts(layer: int, args: tuple) -> tuple | None:
+        new = edit("mlp_post", layer, args[0].reshape(len(ids), -1))
+        return None if new is None else (new.reshape(args[0].shape), *args[1:])
+
+    wiring = reference_hf._WIRING[hf.config.model_type]
+    out = wiring.out
     with ExitStack() as stack:
         stack.callback(watch.close)
         for layer, block in enumerate(reference_hf._layers(hf)):
@@ -277,7 +302,16 @@ def run(
                     ),
                     attention.register_forward_hook(lambda m, a, o: watch.leave_attention()),
                     block.get_submodule(out).register_forward_pre_hook(lambda m, a, layer=layer: out_starts(layer, a)),
+                    block.get_submodule(wiring.attn_post_norm or out).register_forward_hook(
+                        lambda m, a, o, layer=layer: output_ends("attn_out", layer, o)
+                    ),
+                    block.get_submodule(wiring.ffn_post_norm or wiring.down).register_forward_hook(
+                        lambda m, a, o, layer=layer: output_ends("mlp_out", layer, o)
+                    ),
                 ]
+                if hf.config.model_type not in MIXTURE_TYPES:
+                    down = block.get_submodule(wiring.down)
+                    hooks.append(down.register_forward_pre_hook(lambda m, a, layer=layer: down_starts(layer, a)))
             for hook in hooks:
                 stack.callback(hook.remove)
         with torch.enable_grad() if grad else torch.no_grad():

@@ -316,6 +316,14 @@ def _patched_sets(case: Case) -> dict[str, Tensor]:
     }
 
 
+def _patched_sites(case: Case) -> Tensor:
+    sets = []
+    for site in ("resid_pre", "attn_out", "resid_post"):
+        for positions in ("last", "labels", "query"):
+            sets.append([il.PatchSite(site, 1, case.stretched, positions=positions)])
+    return il.score(case.model, case.batch, sets)
+
+
 def _ablated_sets(case: Case) -> dict[str, Tensor]:
     sets = [[], case.heads[:1], case.heads]
     return {
@@ -521,6 +529,14 @@ CALLS: dict[str, Call] = {
     "task_vectors": _mean(lambda c: il.task_vectors(c.model, c.batch)),
     "vector_gains": _rows(lambda c: il.vector_gains(c.model, c.vectors[0], c.batch).log_prob),
     "AddVector": _rows(lambda c: c.within(il.edited(c.model, il.AddVector(c.vectors, c.reader.layer), batch=c.batch))),
+    "AblateSite": _rows(
+        lambda c: il.score(
+            c.model,
+            c.batch,
+            [[il.AblateSite("mlp_out", 1, positions=where)] for where in ("all", "last", "texts", "separators")],
+        )
+    ),
+    "PatchSite": _rows(_patched_sites),
     "locate": _mean(_located),
     "locate.effect": _mean(_mean_effects),
     "mean_score_parts": _mean(_mean_parts),

@@ -30,6 +30,7 @@ from transformers import AutoModelForCausalLM
 
 import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
+from icl_lens.edits.sites import SITES
 from icl_lens.measures.exchanges import EXCHANGES, tower_prompts
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
@@ -1223,6 +1224,86 @@ def vector_added(c: Both) -> None:
                 c.same(il.edited(c.model, ours, batch=c.batch), lambda row, edit=edit: edit, moves=moves)
 
 
+@checks("AblateSite", "PatchSite")
+def sites(c: Both) -> None:
+    """Every site at every kind of positions: another prompt's values in one layer and zeros in the
+    next or, at all positions, zeros and means.
+    """
+    placed = {role: [c.places(row, role) for row in range(len(c.ids))] for role in SITE_ROLES.values()}
+    values = values_at_sites(c.hf, trimmed(c.stretched))
+    sets, theirs = [], []
+    for site, (positions, role) in product(sites_of(c.hf), SITE_ROLES.items()):
+        where = reference_site(site)
+        if role == "all":
+            mean = torch.cat([seen[where, 2] for seen in values]).mean(0)
+            edits = [il.AblateSite(site, 1), il.AblateSite(site, 2, mode="mean", reference=c.stretched)]
+            edit_of_row = partial(zeroed_then_mean, where, mean)
+        else:
+            edits = [
+                il.PatchSite(site, 1, c.stretched, positions=positions),
+                il.AblateSite(site, 2, positions=positions),
+            ]
+            edit_of_row = partial(patched_then_zeroed, where, placed[role], values)
+        sets.append(edits)
+        theirs.append(c.log_probs(edit_of_row))
+    their_log_probs = torch.stack(theirs, 1)
+    moved = (their_log_probs - c.clean_log_probs[:, None]).abs().amax((0, 2)).unflatten(0, (-1, len(SITE_ROLES)))
+    assert (moved[:, :2] > 1e-3).all(), "edits at all positions and at the last"
+    ours = il.score(c.model, c.batch, [[], *sets])[:, 1:]
+    assert_close(ours, their_log_probs[:, :, [FOO, BAR]])
+    for number in (3, 14):
+        assert_close(c.within(il.edited(c.model, *sets[number], batch=c.batch)), their_log_probs[:, number])
+
+
+def zeroed_then_mean(site: str, mean: Tensor, row: int) -> Edit:
+    return in_turn(writing(site, 1, slice(None), 0.0), writing(site, 2, slice(None), mean))
+
+
+def patched_then_zeroed(
+    site: str, placed: list[list[int]], values: list[dict[tuple[str, int], Tensor]], row: int
+) -> Edit:
+    """Return the edit that writes the values of the stretched prompt, whose tokens are one later."""
+    donor = values[row][site, 1][[place + 1 for place in placed[row]]]
+    return in_turn(writing(site, 1, placed[row], donor), writing(site, 2, placed[row], 0.0))
+
+
+def values_at_sites(hf: Any, prompts: Sequence[Tensor]) -> list[dict[tuple[str, int], Tensor]]:
+    """Return what each site has at every position of prompts, by site and layer."""
+    by_prompt: list[dict[tuple[str, int], Tensor]] = []
+    for ids in prompts:
+        seen: dict[tuple[str, int], Tensor] = {}
+
+        def record(what: str, layer: int, x: Tensor, seen: Any = seen) -> None:
+            seen[what, layer] = x.detach().clone()
+
+        reference_passes.run(hf, ids, record)
+        by_prompt.append(seen)
+    return by_prompt
+
+
+SITE_ROLES = {
+    "all": "all",
+    "last": "last",
+    "labels": "label",
+    "texts": "text",
+    "query": "query",
+    "separators": "other",
+}
+"""Positions of an edit of sites → their role here."""
+
+
+def reference_site(site: str) -> str:
+    return "resid" if site == "resid_pre" else site
+
+
+def sites_of(hf: Any) -> list[str]:
+    """Return the sites that a family has."""
+    absent = {"resid_mid"} if reference_hf.is_parallel(hf.config) else set()
+    if hf.config.model_type in reference_passes.MIXTURE_TYPES:
+        absent |= {"mlp_post"}
+    return [site for site in SITES if site not in absent]
+
+
 @checks("task_vectors", "vector_gains")
 def vector_gains(c: Both) -> None:
     """At every layer, the mean of other prompts in place of the residual stream, and added to
@@ -1290,7 +1371,7 @@ queries and keys.
 """
 READ_NORMS = {"last_query", "label_similarity", "metric", "score_parts"}
 """Checks in which norms of queries and keys matter most."""
-LONG = {"edges", "patched"}
+LONG = {"edges", "patched", "sites"}
 """Checks that take so long that no family is quick."""
 
 

@@ -1,0 +1,177 @@
+"""Edits at sites: parts of a site, positions of roles, nested blocks, and what is refused.
+
+`tests/sweep` compares every site at every kind of positions with plain Hugging Face code.
+"""
+
+import pytest
+import torch
+from shared import ragged
+from tolerance import assert_close
+
+import icl_lens as il
+from icl_lens.edits.sites import SITES
+
+SOURCE = [
+    il.Prompt.parse("the happy : bar sad : bar three : foo nine :"),
+    il.Prompt.parse("cat : foo the the red : bar a blue :"),
+]
+
+
+def tokenized(model, *prompts):
+    return il.tokenize(model, list(prompts), prepend_bos=False, labels=("foo", "bar"))
+
+
+def pair(model):
+    """Return two prompts and sources of other lengths."""
+    texts = ("happy : bar sad : bar three : foo nine :", "cat : foo the red : bar a blue :")
+    return tokenized(model, *map(il.Prompt.parse, texts)), tokenized(model, *SOURCE)
+
+
+def random_columns(n, generator=0):
+    return torch.linalg.qr(torch.randn(n, n, generator=torch.Generator().manual_seed(generator))).Q
+
+
+def test_a_subspace_that_spans_everything_is_the_whole_and_its_parts_differ(load_tiny):
+    model = load_tiny("gpt2")
+    batch, source = pair(model)
+    columns = random_columns(32)
+    patch = lambda **options: il.PatchSite("resid_mid", 1, source, positions="texts", **options)  # noqa: E731
+    sets = [[], [patch()], [patch(directions=columns)], [patch(directions=columns[:, :5])]]
+    in_two_steps = [patch(directions=columns[:, :5]), patch(directions=columns[:, 5:])]
+    intact, whole, spanned, part, both = il.score(model, batch, [*sets, in_two_steps]).unbind(1)
+    assert_close(spanned, whole)
+    assert_close(both, whole)
+    assert min((whole - intact).abs().max(), (part - whole).abs().max(), (part - intact).abs().max()) > 1e-3
+    removed = il.AblateSite("resid_post", 0, directions=columns[:, :1], positions="labels")
+    ours = il.score(model, batch, [[removed]])[:, 0]
+
+    def without(x, hook):
+        x = x.clone()
+        for row, positions in enumerate(batch.label_positions.tolist()):
+            for position in positions:
+                x[row, position] -= columns[:, 0] * (x[row, position] @ columns[:, 0]) * (position >= 0)
+        return x
+
+    with model.hooks(fwd_hooks=[("blocks.0.hook_resid_post", without)]):
+        assert_close(ours, il.score(model, batch))
+
+
+def test_all_neurons_are_the_site_and_one_is_a_neuron(load_tiny):
+    model = load_tiny("gpt2")
+    batch, _ = pair(model)
+    every = il.AblateSite("mlp_post", 1, neurons=range(48))
+    single = il.AblateSite("mlp_post", 1, neurons=[7])
+    whole, all_neurons, neuron = il.score(model, batch, [[il.AblateSite("mlp_post", 1)], [every], [single]]).unbind(1)
+    assert_close(all_neurons, whole)
+
+    def zero(x, hook):
+        x = x.clone()
+        x[..., 7] = 0
+        return x
+
+    with model.hooks(fwd_hooks=[("blocks.1.mlp.hook_post", zero)]):
+        assert_close(neuron, il.score(model, batch))
+    assert (neuron - whole).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_values_of_the_prompts_themselves_change_nothing(load_tiny, site):
+    model = load_tiny("llama_gqa")
+    batch = ragged(model)
+    sets = [[il.PatchSite(site, [0, 1, 2], batch, positions=where)] for where in ("all", "last", "texts")]
+    intact = il.score(model, batch)
+    assert (il.score(model, batch, sets) - intact[:, None]).abs().max() < 1e-5
+
+
+def test_the_stream_after_a_layer_is_that_before_the_next(load_tiny):
+    model = load_tiny("llama_gqa")
+    batch, source = pair(model)
+    after, before = ([il.PatchSite(site, layer, source)] for site, layer in (("resid_post", 0), ("resid_pre", 1)))
+    for positions in ("last", "texts", "separators", [-1, 2]):
+        sets = [[il.PatchSite(edit.site, edit.layers, source, positions=positions)] for (edit,) in (after, before)]
+        first, second = il.score(model, batch, sets).unbind(1)
+        assert_close(first, second)
+        assert (first - il.score(model, batch)).abs().max() > 1e-3
+
+
+def test_nested_blocks_and_sets_in_a_block_are_one_set(load_tiny):
+    """Whatever sites they are at: "resid_mid" is written through attention's output."""
+    model = load_tiny("gpt2")
+    batch, source = pair(model)
+    outer = il.PatchSite("resid_mid", [0, 1], source, positions="labels")
+    for inner in (
+        il.AblateSite("attn_out", 1, positions="last"),
+        il.AblateSite("resid_pre", 1, mode="mean", reference=source, positions="labels"),
+        il.Ablate(["L1H2"]),
+    ):
+        together = il.score(model, batch, [[outer, inner]])[:, 0]
+        with il.edited(model, outer, batch=batch):
+            assert_close(il.score(model, batch, [[inner]])[:, 0], together, msg=str(inner))
+            with il.edited(model, inner, batch=batch):
+                assert_close(il.score(model, batch), together, msg=str(inner))
+        with il.edited(model, inner, batch=batch), il.edited(model, outer, batch=batch):
+            assert_close(il.score(model, batch), together, msg=str(inner))
+
+
+def test_edits_at_a_layers_input_reach_edited_attention_there(load_tiny):
+    """Position terms are computed from the recorded input, which is the edited one."""
+    model = load_tiny("gpt2")
+    batch, source = pair(model)
+    edits = [il.PatchSite("resid_pre", 1, source, positions="last"), il.RemovePosition(["L1H0"], positions="last")]
+    with il.edited(model, *edits, batch=batch):
+        assert_close(il.score(model, batch, [[]])[:, 0], il.score(model, batch))
+    with il.edited(model, *edits, batch=batch):
+        whole = il.score(model, batch)
+    assert_close(il.score(model, batch, [edits])[:, 0], whole)
+
+
+def test_resampled_values_are_those_of_another_prompt(load_tiny):
+    model = load_tiny("gpt2")
+    batch, source = pair(model)
+    reference = tokenized(model, batch.prompts[0], SOURCE[0])
+    drawn = il.AblateSite("mlp_out", 1, mode="resample", reference=reference, positions="texts")
+    patch = il.PatchSite("mlp_out", 1, source[[0]], positions="texts")
+    ours, theirs = il.score(model, batch[[0]], [[drawn], [patch]]).unbind(1)
+    assert_close(ours, theirs)
+
+
+REFUSED = {
+    lambda m, b: il.AblateSite("resid", 1): "site must be one of",
+    lambda m, b: il.AblateSite("mlp_out", []): "layers must contain at least one layer",
+    lambda m, b: il.AblateSite("mlp_out", 1, positions="label"): "positions must be one of 'all'",
+    lambda m, b: il.AblateSite("mlp_out", 1, positions=[1, 1]): "different positions",
+    lambda m, b: il.AblateSite("mlp_out", 1, neurons=[1]): "neurons must be None unless",
+    lambda m, b: il.AblateSite("mlp_out", 1, mode="mean"): "reference must be given",
+    lambda m, b: il.AblateSite("mlp_out", 1, directions=torch.ones(32, 1)): "orthonormal",
+    lambda m, b: il.PatchSite("mlp_out", 1): "source must be a PromptBatch",
+    lambda m, b: il.score(m, b, [[il.AblateSite("mlp_out", 3)]]): "layer must be between 0 and 2",
+    lambda m, b: il.score(m, b, [[il.AblateSite("mlp_post", 1, neurons=[48])]]): "neurons must be below 48",
+    lambda m, b: il.score(m, b, [[il.AblateSite("mlp_out", 1, directions=torch.eye(48))]]): "must have 32 rows",
+    lambda m, b: il.score(m, b, [[il.AblateSite("mlp_out", 1, positions=[10])]]): "positions must be in every prompt",
+    lambda m, b: il.score(m, b, [[il.PatchSite("mlp_out", 1, tokenized(m, *SOURCE))]]): "same number of tokens",
+    lambda m, b: il.score(m, b[[0, 1, 0]], [[il.PatchSite("mlp_out", 1, b)]]): "source must have one prompt or",
+    lambda m, b: il.score(m, b, [[il.PatchSite("mlp_out", 1, b[[1, 1]], positions="texts")]]): "number of texts",
+    lambda m, b: il.edited(m, il.AblateSite("mlp_out", 1, positions="texts")).__enter__(): "batch must be the prompts",
+    lambda m, b: il.score(
+        m,
+        il.tokenize(m, il.Text("love one", answer=" bar")),
+        [[il.AblateSite("mlp_out", 1, positions="texts")]],
+        read=lambda log_probs, prompt: log_probs[:, 0],
+    ): "for prompts without demonstrations",
+}
+
+
+@pytest.mark.parametrize(("misuse", "words"), REFUSED.items(), ids=range(len(REFUSED)))
+def test_misuse_is_refused_in_one_sentence(no_type_checks, load_tiny, misuse, words):
+    model = load_tiny("gpt2")
+    with pytest.raises(il.InputError, match=words) as refusal:
+        misuse(model, pair(model)[0])
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_family_says_which_sites_it_lacks(load_tiny):
+    gptj, mixture = load_tiny("gptj"), load_tiny("mixtral")
+    with pytest.raises(il.InputError, match="use 'attn_out' or 'resid_post'"):
+        il.score(gptj, pair(gptj)[0], [[il.AblateSite("resid_mid", 1)]])
+    with pytest.raises(il.InputError, match="use 'mlp_out'"):
+        il.score(mixture, pair(mixture)[0], [[il.AblateSite("mlp_post", 1)]])
