@@ -20,6 +20,7 @@ from common import save_figure
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs" / "results"
 LINES = ["--demonstrations", "4", "--separator", r"\n"]
+PAIRS = ["--labels", "", *LINES, "-n", "26"]
 
 QUESTIONS = (
     "behavior",
@@ -27,6 +28,7 @@ QUESTIONS = (
     "ablation",
     "circuit",
     "location",
+    "which-score",
     "values",
     "label-attention",
     "shared-heads",
@@ -55,11 +57,14 @@ TASKS: dict[str, dict[str, list[str]]] = {
             "--separator",
             r"\n",
         ],
+        "country-capital": ["--task", "country-capital", *PAIRS],
+        "present-past": ["--task", "present-past", *PAIRS],
     },
     QWEN: {
         "sentiment-number, foo/bar": ["--task", "sentiment-number", *LINES],
         "animal-country, foo/bar": ["--task", "animal-country", *LINES],
         "TREC, A/B": ["--task", "trec", "--labels", "B,A", *LINES, "-n", "50"],
+        "country-capital": ["--task", "country-capital", *PAIRS],
     },
     QWEN_LARGE: {"sentiment-number, foo/bar": ["--task", "sentiment-number", *LINES]},
 }
@@ -70,8 +75,14 @@ for small_model in SMALL_MODELS:
     }
 """The tasks that each model does, chosen by accuracy alone, and their options."""
 N_PROMPTS = {SMOLLM2: 100, QWEN: 100, QWEN_LARGE: 16} | dict.fromkeys(SMALL_MODELS, 200)
-"""Prompts per half, unless a task's options say otherwise; `behavior` of the larger Qwen has 40."""
-
+"""Prompts per half, unless a task's options or `N_PROMPTS_OF` say otherwise."""
+N_PROMPTS_OF = {
+    ("behavior", QWEN_LARGE): 40,
+    ("which-score", SMOLLM2): 40,
+    ("which-score", QWEN): 30,
+    ("which-score", "icl-mini"): 100,
+}
+"""Prompts per half of single questions."""
 
 EARLIER = "computed by an earlier version, whose intervals are symmetric"
 """What is said of studies that the scripts have not computed again."""
@@ -86,11 +97,10 @@ def run(
         if model not in models:
             continue
         task_options = TASKS[model][task_name]
-        if (question, model) == ("behavior", QWEN_LARGE):
-            task_options = [*task_options, "-n", "40"]
+        n_prompts = N_PROMPTS_OF.get((question, model), N_PROMPTS[model])
         source = sources.get(model, SOURCES.get(model, model))
         options = ["--model", source, "--name", model, "--task-name", task_name]
-        options += ["-n", str(N_PROMPTS[model]), "--out", str(out), *task_options]
+        options += ["-n", str(n_prompts), "--out", str(out), *task_options]
         if data is not None and "trec" in task_options:
             options += ["--path", data]
         script.main(options)

@@ -215,8 +215,8 @@ CALLS: dict[str, Callable[[Case], Any]] = {
     "AddVector": lambda c: c.scored_in(
         il.AddVector(torch.ones(len(c.batch), c.model.cfg.d_model), c.reader.layer)
     ),
-    "locate": lambda c: il.locate(c.model, c.four, other_scores=False),
-    "locate, effect": lambda c: il.locate(c.model, c.four, by="effect"),
+    "locate": lambda c: il.locate(c.model, c.four),
+    "locate, contrast": lambda c: il.locate(c.model, c.four, by="contrast", other_scores=False),
     "mean_score_parts": lambda c: il.mean_score_parts(c.model, c.four, [c.reader]),
     "locate_circuit": lambda c: il.locate_circuit(
         c.model, c.batch, c.other, [c.reader], n_edges=3, n_random=3
@@ -232,11 +232,9 @@ N_PROMPTS = {
     "attention_saliency": 1,
     "task_check": 20,
 }
+N_PROMPTS |= dict.fromkeys(("locate", "locate, contrast", "locate, exchange"), 4)
 N_PROMPTS |= dict.fromkeys(
-    ("locate, increase", "locate, effect", "mean_score_parts", "locate_circuit"), 4
-)
-N_PROMPTS |= dict.fromkeys(
-    ("two_towers", "locate, exchange", "repeated_token_scores", "tokenize"), 4
+    ("mean_score_parts", "locate_circuit", "two_towers", "repeated_token_scores", "tokenize"), 4
 )
 
 

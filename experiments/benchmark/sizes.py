@@ -16,7 +16,7 @@ import torch
 
 import icl_lens as il
 
-CALLS = {"explain": "explain", "locate": "locate", "two_towers": "exchanges"}
+CALLS = {"explain": "explain", "locate, contrast": "locate", "two_towers": "exchanges"}
 """Calls of `function_costs`, and what the table calls them."""
 DTYPES = ("float32", "bfloat16")
 

@@ -12,8 +12,8 @@ from typer import Argument, Option
 from icl_lens.cli.console import PlainConsole, progress
 from icl_lens.cli.option_groups import grouped
 from icl_lens.cli.options import (
-    ByOption,
     HeadChoice,
+    LocatingByOption,
     ModelOptions,
     OutputOptions,
     Positions,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class HeadsOptions(HeadChoice):
     """The heads to ablate, and the random sets to compare them with."""
 
-    by: ByOption = None
+    by: LocatingByOption = None
     positions: Annotated[Positions, Option(help="Positions to ablate ('all' is slower).")] = "last"
     mode: Annotated[
         Literal["zero", "mean", "resample"],

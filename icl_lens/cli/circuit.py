@@ -12,8 +12,8 @@ from typer import Option
 from icl_lens.cli.console import progress
 from icl_lens.cli.option_groups import grouped
 from icl_lens.cli.options import (
-    ByOption,
     HeadChoice,
+    LocatingByOption,
     ModelOptions,
     OutputOptions,
     ReaderAt,
@@ -40,7 +40,7 @@ class CircuitTask(SplitTask):
 class EdgeOptions(HeadChoice):
     """The heads whose edges are located, and how many edges."""
 
-    by: ByOption = None
+    by: LocatingByOption = None
     edges: Annotated[int, Option(min=1, help="Number of edges to test one by one.")] = 30
     random_sets: Annotated[
         int, Option(min=3, max=1000, help="Random rankings to compare with.")

@@ -9,7 +9,7 @@ from typer import Option
 from icl_lens.cli.console import progress
 from icl_lens.cli.option_groups import grouped, reject_options
 from icl_lens.cli.options import (
-    ByOption,
+    LocatingByOption,
     ModelOptions,
     OutputOptions,
     Positions,
@@ -21,6 +21,7 @@ from icl_lens.cli.options import (
     print_what_heads_carry,
     shared_queries_remedy,
 )
+from icl_lens.head_scores import LOCATING_SCORE
 from icl_lens.report.terminal import new_table
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class RankOptions:
             show_default="12, or all if fewer",
         ),
     ] = None
-    by: ByOption = None
+    by: LocatingByOption = None
     positions: Annotated[
         Positions, Option(help="With --by effect: positions to zero ('all' is slower).")
     ] = "last"
@@ -72,14 +73,14 @@ def locate(
 ) -> None:
     """Locate the heads that carry the answer of a task, and test them on other prompts.
 
-    Heads are ranked by their mean contrast; then the first are zeroed jointly, on as many prompts
+    Heads are ranked by their mean effect; then the first are zeroed jointly, on as many prompts
     with other queries, beside random heads of the same layers.
 
-    A head's contrast is its increase of log p(answer) − log Σ p(other labels). With --by increase,
-    rank heads by their increase of log p(answer), as the paper does; with --by effect, by the
-    log-odds that the answer loses when the head is zeroed, or by a gradient estimate of this with
-    --method gradient; with --by exchange, by the log-odds that it loses when the head's query alone
-    is exchanged for that of a query of the other class.
+    A head's effect is the log-odds that the answer loses when the head is zeroed, or a gradient
+    estimate of this with --method gradient. With --by exchange, heads are ranked by the log-odds
+    that it loses when the head's query alone is exchanged for that of a query of the other class;
+    with --by contrast, by their increase of log p(answer) − log Σ p(other labels); with --by
+    increase, by their increase of log p(answer), as in the paper.
 
     With --out, an interrupted run resumes where it stopped and writes the same files. A corrupt
     chunk is reported and recomputed. Different settings require a different folder. `torchrun
@@ -88,11 +89,12 @@ def locate(
     import icl_lens as il
     from icl_lens.models.view import ModelView
 
-    if rank.by in ("effect", "exchange"):
+    by = rank.by or LOCATING_SCORE
+    if by in ("effect", "exchange"):
         reject_options(
             readout, "final_norm", "bias", reason="effects are measured on the model's output"
         )
-    if rank.by != "effect":
+    if by != "effect":
         reject_options(rank, "positions", "method", reason="only --by effect ablates heads")
     if rank.batch_size is not None:
         reject_options(rank, "memory", reason="--batch-size sets the number of prompts per batch")
@@ -120,7 +122,7 @@ def locate(
                 held_out=held_out,
                 n_random=rank.random_sets,
                 seed=seed,
-                by=rank.by,
+                by=by,
                 k=rank.k,
                 positions=rank.positions,
                 method=rank.method,

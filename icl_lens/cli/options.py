@@ -20,7 +20,7 @@ from icl_lens.cli.console import PlainConsole, progress, report_error, with_dura
 from icl_lens.cli.option_groups import reject_options
 from icl_lens.errors import InputError
 from icl_lens.files import parse_json
-from icl_lens.head_scores import SCORES, Score, choose_score
+from icl_lens.head_scores import LOCATING_SCORE, Score
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +51,9 @@ DemonstrationsOption = Annotated[int, Option(min=1, help="Demonstrations per cla
 ByOption = Annotated[
     Score | None,
     Option(help="Score that ranks heads.", show_default="contrast; increase without other labels"),
+]
+LocatingByOption = Annotated[
+    Score | None, Option(help="Score that locates heads.", show_default=LOCATING_SCORE)
 ]
 PathOption = Annotated[Path | None, Option(help="Sentences, pairs or word list: file.csv.")]
 
@@ -668,7 +671,13 @@ class HeadChoice:
     ] = None
     k: Annotated[
         int | None,
-        Option("--top", "-k", min=1, help="Number of heads to locate.", show_default="6"),
+        Option(
+            "--top",
+            "-k",
+            min=1,
+            help="Number of heads to locate.",
+            show_default="12, at most half of all",
+        ),
     ] = None
 
     def choose(
@@ -677,7 +686,7 @@ class HeadChoice:
         """Return the heads named by the options or located on the prompts, and how they were
         chosen.
         """
-        from icl_lens.measures.locate import locate, with_predicted_answers
+        from icl_lens.measures.locate import N_LOCATED, locate, with_predicted_answers
         from icl_lens.models.view import ModelView
         from icl_lens.runs.run import Run
 
@@ -690,10 +699,12 @@ class HeadChoice:
                     "--heads must name at least one head, e.g. L1H2,L3H0; omit it to locate heads"
                 )
             return [ModelView.of(model).check_head(name) for name in names], "named in --heads"
-        by = choose_score(by, SCORES, comparable=prompts.has_several_labels)
+        by = by or LOCATING_SCORE
+        k = self.k or min(N_LOCATED, len(ModelView.of(model).heads()) // 2)
         with progress() as report:
             answered = with_predicted_answers(model, prompts)
-            located = locate(model, answered, by=by, k=self.k or 6, run=Run(progress=report))
+            run = Run(progress=report)
+            located = locate(model, answered, by=by, k=k, other_scores=False, run=run)
         return located.heads, f"located by {by}"
 
 

@@ -26,7 +26,7 @@ from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.edit import Positions
 from icl_lens.engine.score import score
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers
-from icl_lens.head_scores import SCORES, DirectScore, Score
+from icl_lens.head_scores import LOCATING_SCORE, SCORES, DirectScore, Score
 from icl_lens.intervals import MIN_RANDOM_SETS
 from icl_lens.measures.controlled_ablation import ControlledAblation, ablate_with_controls
 from icl_lens.measures.effects import (
@@ -62,7 +62,7 @@ def locate(
     model: Any,
     prompts: PromptBatch | Sequence[Prompt],
     *,
-    by: Score | None = None,
+    by: Score = LOCATING_SCORE,
     k: int | None = None,
     targets: Int[Tensor, " prompt"] | None = None,
     against: Against = None,
@@ -81,23 +81,22 @@ def locate(
 
     `by` is the score (docs/howto/numbers.md has the definitions), in nats:
 
-    - "contrast": what a head adds to log p(target) − log Σ p(against);
-    - "increase": what a head adds to log p(target), as in the paper;
-    - "effect": what the log-odds, or log p where there is nothing to compare with, lose if the head
-      is zeroed at the last position, or at all `positions`, which takes much longer;
-      `method="gradient"` is a first-order estimate;
+    - "effect", the default: what the log-odds, or log p where there is nothing to compare with,
+      lose if the head is zeroed at the last position, or at all `positions`, which takes much
+      longer; `method="gradient"` is a first-order estimate;
     - "exchange": what the log-odds lose if the head's query at the last position is that of the
       same demonstrations with a query of the other class. The table also has what exchanging keys
-      or values costs.
+      or values costs;
+    - "contrast": what a head adds to log p(target) − log Σ p(against);
+    - "increase": what a head adds to log p(target), as in the paper.
 
-    The default is "contrast", or "increase" if there is no token to compare with. `targets`
-    defaults to the answers, `against` to the other labels of each prompt. `final_norm` and `bias`
-    are those of contrasts and increases (`Readout`).
+    `targets` defaults to the answers, `against` to the other labels of each prompt. `final_norm`
+    and `bias` are those of contrasts and increases (`Readout`), which one forward pass gives; a
+    head may rank first by these and have no effect, because later components compensate for it.
 
-    A head may rank first and have no effect, because later components compensate for it. So the
-    first k heads are also measured by every other score that the prompts allow, and their attention
-    to labels of the answer and to other labels is read (`ListedHeads`), unless `other_scores` is
-    False.
+    The first k heads are also measured by every other score that the prompts allow, and their
+    attention to labels of the answer and to other labels is read (`ListedHeads`), unless
+    `other_scores` is False.
 
     On `held_out` prompts, which should have other queries (`il.split_by_query`), the first k heads,
     at most half of the model's, are zeroed jointly, beside `n_random` random sets of heads of the
@@ -118,7 +117,7 @@ def locate(
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
         >>> located = il.locate(model, many, k=4)
         >>> located.by, len(located.heads), located.score.mean.shape
-        ('contrast', 4, torch.Size([8, 6]))
+        ('effect', 4, torch.Size([8, 6]))
         >>> il.locate(model, many, by="exchange", k=4).n_prompts
         20
     """
@@ -172,7 +171,7 @@ def locate(
 
 
 def check_score_options(
-    by: Score | None,
+    by: Score,
     targets: Int[Tensor, " prompt"] | None,
     against: Against,
     *,
@@ -184,8 +183,7 @@ def check_score_options(
     """Raise InputError for an unknown score, and for options of another score."""
     check_choice("positions", positions, ("all", "last"))
     check_choice("method", method, ("exact", "gradient"))
-    if by is not None:
-        check_choice("by", by, SCORES)
+    check_choice("by", by, SCORES)
     if by != "effect" and (positions, method) != ("last", "exact"):
         raise InputError(
             f"positions and method must be omitted with by={by!r}; only by='effect' zeroes heads"

@@ -54,7 +54,6 @@ COLUMNS = {
     ),
     "increase": ScoreColumn("increase", "what it adds to log p(answer)"),
     "effect": ScoreColumn("zeroed", "{lost} lost if it alone is zeroed at the last position"),
-    "log_prob": ScoreColumn("log p lost", "log p(answer) lost if it alone is zeroed"),
     "exchange": ScoreColumn(
         "query", "log-odds lost if it alone takes its query from a prompt of the other class"
     ),
@@ -72,6 +71,7 @@ COLUMNS = {
     "false_label_attention": ScoreColumn(
         "attention to false labels", "to the other labels", "share"
     ),
+    "log_prob": ScoreColumn("log p lost", "log p(answer) lost if it alone is zeroed"),
 }
 """In the order of the table."""
 

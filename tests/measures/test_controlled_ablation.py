@@ -48,11 +48,11 @@ def test_chosen_are_those_of_largest_mean_score(gpt2, gpt2_batch, gpt2_acts):
         "increase": il.head_log_prob_increase(gpt2_acts, answers),
         "contrast": il.head_log_prob_increase(gpt2_acts, answers, against=other_labels),
         "effect": il.head_effects(gpt2, gpt2_batch).log_odds,
-        None: il.head_log_prob_increase(gpt2_acts, answers, against=other_labels),
     }
     for by, score in scores.items():
         best = score.mean(0).flatten().argsort(descending=True).tolist()
         assert il.locate(gpt2, gpt2_batch, k=12, by=by).heads == [il.Head.from_index(index, 4) for index in best], by
+    assert il.locate(gpt2, gpt2_batch, k=12).heads == il.locate(gpt2, gpt2_batch, k=12, by="effect").heads
 
 
 def test_without_an_answer_it_is_what_the_model_says(gpt2):

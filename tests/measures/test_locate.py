@@ -198,7 +198,7 @@ def test_contrast_is_taken_up_again(gpt2, many, tmp_path, monkeypatch, which):
     """Chunks in the folder are not recomputed, and the result is the same to the last bit."""
     against = contrasts(many)[which]
     run = il.Run(tmp_path, batch_size=8)
-    whole = il.locate(gpt2, many, k=2, against=against, run=run)
+    whole = il.locate(gpt2, many, by="contrast", k=2, against=against, run=run)
     parts = sorted(path.name for path in tmp_path.glob("part-*"))
     assert len(parts) == 5
     (tmp_path / parts[3]).unlink()
@@ -208,7 +208,7 @@ def test_contrast_is_taken_up_again(gpt2, many, tmp_path, monkeypatch, which):
         "capture",
         lambda model, batch: captured.append(len(batch)) or il.capture(model, batch),
     )
-    again = il.locate(gpt2, many, k=3, against=against, run=run)
+    again = il.locate(gpt2, many, by="contrast", k=3, against=against, run=run)
     assert captured == [8]
     assert again.heads[:2] == whole.heads
     assert torch.equal(again.score.mean, whole.score.mean)
@@ -224,7 +224,7 @@ def answered(many: il.PromptBatch) -> il.PromptBatch:
     [
         (
             lambda model, many, run: il.locate(model, many, k=2, by="increase", run=run),
-            "by='contrast', got",
+            "by='effect', got",
         ),
         (lambda model, many, run: il.locate(model, many[1:], k=2, run=run), "prompts="),
         (
@@ -236,8 +236,8 @@ def answered(many: il.PromptBatch) -> il.PromptBatch:
             "n=None, got n=1",
         ),
         (
-            lambda model, many, run: il.locate(model, many, by="effect", run=run),
-            "by='contrast', got by='effect'",
+            lambda model, many, run: il.locate(model, many, by="contrast", run=run),
+            "by='effect', got by='contrast'",
         ),
         (
             lambda model, many, run: il.mean_score_parts(model, answered(many), ["L2H1"], run=run),
