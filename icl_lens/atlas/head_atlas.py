@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.atlas.definitions import ScoreDefinition
+from icl_lens.atlas.kinds import RATE, discoveries
+from icl_lens.atlas.stored_scores import read_scores
 from icl_lens.errors import InputError, check_at_least, short_repr
 from icl_lens.files import write_text
 from icl_lens.models.active_edits import edits_suffix
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.result.base import Displayed, Result
-from icl_lens.result.number_format import decimal, joined, signed
+from icl_lens.result.number_format import decimal, joined, percent, signed
 from icl_lens.result.tables import (
     SHOWN_ROWS,
     columns_first,
@@ -71,6 +74,12 @@ class HeadScore(Displayed):
     """In which share of draws of queries, sequences or texts the head is among the first `k` of the
     atlas; NaN where there are fewer than three.
     """
+    kind: str = ""
+    """What heads are called that stand out by this score; empty if it names none."""
+    p_value: Float[Tensor, "layer head"] | None = None
+    """The p-value of each head against the null of the kind (`icl_lens.atlas.kinds`); None if it
+    was not tested.
+    """
 
     @classmethod
     def of(cls, definition: ScoreDefinition, mean: Tensor, **fields: Any) -> "HeadScore":
@@ -104,6 +113,13 @@ class HeadScore(Displayed):
         order = values.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
         order = order[: min(k, int((~values.isnan()).sum()))]
         return [Head.from_index(index, self.mean.shape[1]) for index in order.tolist()]
+
+    def named(self, rate: float) -> list[Head]:
+        """Return the heads that stand out, largest means first, at a rate of false discoveries."""
+        if self.p_value is None:
+            return []
+        is_named = discoveries(self.p_value, rate)
+        return [head for head in self.top(self.mean.numel()) if is_named[head]]
 
     def to_frame(self) -> pd.DataFrame:
         """Return name, mean, low, high, selected, layer and head: one row a head, largest first."""
@@ -163,6 +179,8 @@ class HeadAtlas(Result):
     n_prompts: int = 0
     n_queries: int = 0
     """Number of distinct queries, which the intervals resample."""
+    rate: float = RATE
+    """The rate of false discoveries at which each kind names heads."""
     edits: tuple[str, ...] = ()
     """What edited the model, in words: edits of open `with` blocks, and hooks."""
 
@@ -191,21 +209,98 @@ class HeadAtlas(Result):
         """The number of heads of the model."""
         return math.prod(self.shape)
 
+    @property
+    def kinds(self) -> dict[str, list[Head]]:
+        """The heads of each kind that was tested, those with the largest scores first.
+
+        Of the heads that a kind names, at most the share `rate` is expected to be named wrongly.
+        """
+        return {score.kind: score.named(self.rate) for score in self if score.p_value is not None}
+
+    @property
+    def names(self) -> dict[Head, list[str]]:
+        """The kinds of each head that has any, the head with most kinds first."""
+        kinds_of_head: dict[Head, list[str]] = {}
+        for kind, heads in self.kinds.items():
+            for head in heads:
+                kinds_of_head.setdefault(head, []).append(kind)
+        order = sorted(kinds_of_head, key=lambda head: (-len(kinds_of_head[head]), head))
+        return {head: kinds_of_head[head] for head in order}
+
     def to_frame(self) -> pd.DataFrame:
-        """Return one row a head, in the order of layers: name, one column for the mean of each
-        score, layer and head. `atlas[name].to_frame()` has the intervals of a score.
+        """Return one row a head, in the order of layers: name, kinds (joined by commas), one column
+        for the mean of each score, layer and head. `atlas[name].to_frame()` has the intervals of a
+        score.
         """
         first = next(iter(self))
         frame = long_frame(first.mean, ("layer", "head"), value=first.name)
+        kinds_of_head, n_heads = self.names, self.shape[1]
+        frame["kinds"] = [", ".join(kinds_of_head.get(Head.from_index(row, n_heads), [])) for row in frame.index]
         for score in self:
             frame[score.name] = score.mean.flatten().numpy()
-        return columns_first(frame, "name", *self.scores)
+        return columns_first(frame, "name", "kinds", *self.scores)
 
     def to_csv(self, path: str | Path) -> None:
         """Write `to_frame()` as csv, which `with_scores` reads. Raise InputError if the folder is
         not writable.
         """
         write_text(path, self.to_frame().to_csv(index=False))
+
+    def with_scores(self, path: str | Path) -> "HeadAtlas":
+        """Return the atlas with the scores of a file as further columns, such as published lists.
+
+        The file is a csv table with the columns layer, head and scores, a JSON list of `[layer,
+        head, score]` or of objects with these, or a JSON object from heads ("22-0") to scores or
+        lists of scores. A name that the atlas has already gets the name of the file in front.
+        Heads that the file does not list have NaN. Raise InputError for a file that has no such
+        scores, or heads that the model does not have.
+        """
+        n_layers, n_heads = self.shape
+        scores = dict(self.scores)
+        for name, numbers in read_scores(path).items():
+            if name in scores:
+                name = f"{Path(path).stem}_{name}"
+            mean = torch.full(self.shape, torch.nan, dtype=torch.float64)
+            for head, number in numbers.items():
+                if not (0 <= head.layer < n_layers and 0 <= head.head < n_heads):
+                    raise InputError(
+                        f"{str(path)!r} must list heads of {self.model}, which has {n_layers} "
+                        f"layers of {n_heads} heads, got {head}; pass scores of the same model"
+                    )
+                mean[head] = number
+            definition = ScoreDefinition(
+                name, name.replace("_", " "), "Read from a file.", Path(path).name, "", "weights", "none"
+            )
+            scores[name] = HeadScore.of(definition, mean)
+        return replace(self, scores=scores)
+
+    def agreements(self) -> pd.DataFrame:
+        """Return how far all pairs of scores agree: first, second, spearman (rank correlation over
+        the heads that have both), shared (heads among the first `k` of both) and expected (shared
+        by two random lists): one row a pair, the highest correlations first.
+
+        Example:
+            >>> il.head_atlas(model, n_sequences=4).agreements().columns.tolist()
+            ['first', 'second', 'spearman', 'shared', 'expected']
+        """
+        rows = []
+        for first, second in combinations(self, 2):
+            values = pd.DataFrame({"first": first.mean.flatten(), "second": second.mean.flatten()})
+            in_both = values.dropna()
+            ranks = in_both.rank()
+            lists = [set(score.top(self.k)) for score in (first, second)]
+            rows.append(
+                {
+                    "first": first.name,
+                    "second": second.name,
+                    "spearman": ranks["first"].corr(ranks["second"]),
+                    "shared": len(lists[0] & lists[1]),
+                    "expected": len(lists[0]) * len(lists[1]) / self.n_heads,
+                }
+            )
+        columns = ["first", "second", "spearman", "shared", "expected"]
+        frame = pd.DataFrame(rows, columns=columns)
+        return frame.sort_values("spearman", ascending=False, kind="stable", ignore_index=True)
 
     def row(self, head: AnyHead) -> dict[str, float]:
         """Return the scores of one head by name; raise InputError for an unknown head.
@@ -225,15 +320,18 @@ class HeadAtlas(Result):
 
     @property
     def finding(self) -> str:
-        """How many scores and heads the atlas has, and which head comes first by some scores."""
-        count = f"{len(self.scores)} scores of {self.n_heads:,} heads of {self.model}."
-        leaders = []
-        for name in ("induction", "previous_token", "effect"):
-            if name in self.scores:
-                score = self.scores[name]
-                (head,) = score.top(1)
-                leaders.append(f"{head} by {score.title} ({score.format(float(score.mean[head]))})")
-        return f"{count} The first head is {joined(leaders)}." if leaders else count
+        """How many heads have a name, and how many each kind has."""
+        of_model = f"of {self.n_heads:,} heads of {self.model}"
+        if not self.kinds:
+            return f"{len(self.scores)} scores {of_model}; none of them was tested for kinds."
+        counts = []
+        for kind, heads in self.kinds.items():
+            if heads:
+                counts.append(f"{len(heads)} {kind}")
+        if not counts:
+            return f"None {of_model} stands out by any of {len(self.kinds)} kinds."
+        has = "has" if len(self.names) == 1 else "have"
+        return f"{len(self.names)} {of_model} {has} a name: {joined(counts)}."
 
     def summary(self) -> str:
         """Return a few sentences on what the scores were measured on, and what is left out."""
@@ -241,6 +339,13 @@ class HeadAtlas(Result):
         if self.n_prompts:
             over = f"{plural_prompts(self.n_prompts)} with {self.n_queries:,} distinct queries"
             sentences.append(f"Scores of the task are means over {over}.")
+        if self.kinds:
+            sentences.append(
+                "A head has a name where its score stands out against its own queries turned "
+                "against its keys (values against outputs), or against the average head on the same "
+                f"prompts; of each kind, at most {percent(self.rate)} of the named heads are "
+                "expected to be named wrongly."
+            )
         sentences.append(f"{selected_note(self.k, self.n_heads).capitalize()}.")
         by_reason: dict[str, list[str]] = {}
         for name, reason in self.left_out.items():
@@ -251,13 +356,27 @@ class HeadAtlas(Result):
 
     def to_view(self) -> View:
         """Return what is shown of the atlas: the first heads of each score, and a map of each."""
-        sections = [self._first_heads()]
+        sections = [self._named_heads()] if self.names else []
+        sections.append(self._first_heads())
         for score in self:
             sections.append(_score_section(score))
         sections.append(self._definitions())
         title = f"Atlas of heads{edits_suffix(self.edits)}"
         sentences = (self.finding, self.summary())
         return View(title, sentences, tuple(sections), about=self.model)
+
+    def _named_heads(self) -> Section:
+        """Return a table of the heads with names, and their scores by which they have them."""
+        score_of_kind = {score.kind: score for score in self if score.kind}
+        rows = []
+        for head, kinds in self.names.items():
+            names = []
+            for kind in kinds:
+                score = score_of_kind[kind]
+                names.append(f"{kind} {score.format(float(score.mean[head]))}")
+            rows.append((f"{head}: {', '.join(names)}",))
+        columns = (Column("head: its kinds, each with the score", is_number=False),)
+        return Section("Heads with a name", columns=columns, rows=tuple(rows))
 
     def _first_heads(self) -> Section:
         """Return a table of the first heads of each score."""
@@ -288,6 +407,8 @@ class HeadAtlas(Result):
         return {
             "finding": self.finding,
             "model": self.model,
+            "kinds": {kind: [str(head) for head in heads] for kind, heads in self.kinds.items()},
+            "rate": self.rate,
             "first_heads": first,
             "left_out": self.left_out,
             "n_prompts": self.n_prompts,

@@ -5,12 +5,13 @@
 3. What a model or the prompts cannot have is left out, with the reason.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from icl_lens.atlas import task_scores, token_scores, weight_scores
@@ -21,12 +22,22 @@ from icl_lens.atlas.definitions import (
     WEIGHT_SCORES,
 )
 from icl_lens.atlas.head_atlas import HeadAtlas, HeadScore, ordered
+from icl_lens.atlas.kinds import (
+    N_TURNS,
+    PROMPT_KINDS,
+    TURNED_KINDS,
+    average_head_p_values,
+    turned_p_values,
+)
+from icl_lens.atlas.turned_heads import turned_attention, turned_copying
 from icl_lens.attribution.repeated_tokens import (
     ATTENTION_SCORES,
     N_SEQUENCES,
     N_TOKENS,
+    repeated_sequences,
     repeated_token_attention,
 )
+from icl_lens.edits.reference import SamePairsWarning
 from icl_lens.errors import InputError, check_at_least, check_integers
 from icl_lens.measures.effects import AnswerTokens
 from icl_lens.measures.exchanges import tower_prompts
@@ -49,6 +60,12 @@ from icl_lens.runs.stream import Plan, plan_batches, start
 
 NEEDS_PROMPTS = "it needs prompts of an in-context task"
 NEEDS_DEMONSTRATIONS = "it needs prompts with demonstrations"
+
+N_TURNED_SEQUENCES = 10
+"""Sequences on which turned heads are measured; means over fewer vary more, so that fewer heads
+stand out.
+"""
+N_COPYING_TURNS = 10
 
 Values = Float[np.ndarray, "sample layer head"]
 
@@ -86,7 +103,7 @@ def head_atlas(
         >>> atlas["contrast"].n, atlas["contrast"].unit
         (20, 'nats')
         >>> atlas.to_frame().columns.tolist()[:4]
-        ['name', 'previous_token', 'duplicate_token', 'induction']
+        ['name', 'kinds', 'previous_token', 'duplicate_token']
     """
     view = ModelView.of(model)
     n_heads = len(view.heads())
@@ -156,6 +173,10 @@ class Survey:
             selected=mean.selected,
             n=n_samples,
         )
+        if name in PROMPT_KINDS:
+            p_value = average_head_p_values(values, samples, self.seed)
+            kind = "" if p_value is None else PROMPT_KINDS[name]
+            self.scores[name] = replace(self.scores[name], kind=kind, p_value=p_value)
 
     def measure_without_task(self, n_sequences: int, texts: Sequence[str]) -> None:
         """Measure the scores of weights, random tokens and texts."""
@@ -169,6 +190,34 @@ class Survey:
         names = list(map(str, range(n_sequences)))
         for name, values in attention.items():
             self.add(name, values.numpy(), names)
+        self.attempt([], lambda: self._name_by_attention(n_tokens, n_sequences))
+
+    def _name_by_attention(self, n_tokens: int, n_sequences: int) -> None:
+        """Compare attention to random tokens with that of turned heads."""
+        n_turned = min(n_sequences, N_TURNED_SEQUENCES)
+        options = {"n": n_turned, "n_tokens": n_tokens, "seed": self.seed}
+        sequences = repeated_sequences(self.view.model, **options)
+        turned, by_distance = turned_attention(self.view, sequences, n_tokens, N_TURNS, self.seed)
+        turned_by_name = dict(zip(ATTENTION_SCORES, turned.unbind(-1), strict=True))
+        distances = {"previous_token": 1, "duplicate_token": n_tokens, "induction": n_tokens - 1}
+        for name, distance in distances.items():
+            elsewhere = by_distance.clone()
+            elsewhere[..., distance] = 0.0
+            attends_most = self.scores[name].mean > elsewhere.amax(-1)
+            self._name_by_turning(name, turned_by_name[name], attends_most)
+        attends_most = self.scores["first_token"].mean > by_distance.amax(-1)
+        self._name_by_turning("first_token", turned_by_name["first_token"], attends_most)
+
+    def _name_by_turning(
+        self,
+        name: str,
+        turned: Float[Tensor, "turn layer head"],
+        can_be_named: Bool[Tensor, "layer head"],
+    ) -> None:
+        """Add the p-values of a score; heads that cannot be named have 1."""
+        score = self.scores[name]
+        p_value = turned_p_values(score.mean, turned).masked_fill(~can_be_named, 1.0)
+        self.scores[name] = replace(score, kind=TURNED_KINDS[name], p_value=p_value)
 
     def _texts(self, texts: Sequence[str]) -> None:
         batch = token_scores.tokenized_texts(self.view, texts)
@@ -178,8 +227,11 @@ class Survey:
 
     def _weights(self) -> None:
         definition = DEFINITIONS["copying"]
-        copying = weight_scores.copying_scores(self.view)
+        circuits = weight_scores.small_circuits(self.view)
+        copying = weight_scores.copying_scores(circuits)
         self.scores["copying"] = HeadScore.of(definition, copying)
+        turned = turned_copying(circuits, N_COPYING_TURNS, self.seed)
+        self._name_by_turning("copying", turned, copying > copying.mean())
         is_promoted = weight_scores.promotes_attended(self.view, self.seed).double().numpy()
         self.add("promotes_attended", is_promoted, list(map(str, range(len(is_promoted)))))
 
@@ -247,7 +299,9 @@ class Survey:
             raise InputError("shuffling labels changes no prompt")
         corrupted = tokenizer_like(self.view.model, batch)(shuffled, range(len(batch)))
         reference = [batch[rows] for rows in plan_batches(self.view, batch, run)]
-        effects = indirect_effects(self.view.model, corrupted, reference)
+        with warnings.catch_warnings():  # the mean shall keep the task
+            warnings.simplefilter("ignore", SamePairsWarning)
+            effects = indirect_effects(self.view.model, corrupted, reference)
         self.add("indirect_effect", effects.double().cpu().numpy(), corrupted.queries)
 
     def _stream(

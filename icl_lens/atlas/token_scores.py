@@ -56,7 +56,12 @@ TEXTS = (
 
 def tokenized_texts(view: ModelView, texts: Sequence[str]) -> PromptBatch:
     """Return the texts as tokens; raise InputError for words that the model does not know."""
-    batch = tokenize(view.model, [Text(text) for text in texts])
+    try:
+        batch = tokenize(view.model, [Text(text) for text in texts])
+    except InputError as error:
+        if "vocabulary" not in str(error):
+            raise
+        raise InputError("the model's vocabulary lacks words of the texts (pass text= in its own words)") from error
     unknown = getattr(view.model.tokenizer, "unk_token_id", None)
     is_unknown = (batch.tokens == unknown) & batch.attention_mask.bool()
     share = float(is_unknown.sum() / batch.attention_mask.sum())

@@ -9,6 +9,8 @@
 Source: Elhage et al. 2021, A mathematical framework for transformer circuits.
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -25,25 +27,29 @@ N_COPIED = 200
 N_TOKENS_AT_ONCE = 4096
 
 
-@torch.no_grad()
-def copying_scores(view: ModelView) -> Float[Tensor, "layer head"]:
+def copying_scores(
+    circuits: Sequence[Float[Tensor, "head d_head d_head"]],
+) -> Float[Tensor, "layer head"]:
     """Return each head's copying score over the whole vocabulary, −1 to 1; 1 for a head that
     raises the logit of every token that it attends to.
 
-    The norm before attention and the final norm are those of `head_copying`.
+    `circuits` are those of `small_circuits`.
     """
-    by_layer = []
-    with steps("eigenvalues of the heads' output circuits", view.n_layers) as advance:
-        for circuit in small_circuits(view):
-            values = torch.linalg.eigvals(circuit)
-            by_layer.append(values.real.sum(-1) / values.abs().sum(-1))
-            advance(1)
-    return torch.stack(by_layer)
+    return torch.stack([eigenvalue_scores(circuit) for circuit in circuits])
+
+
+def eigenvalue_scores(matrices: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
+    """Return the sum of each matrix's eigenvalues over the sum of their absolute values."""
+    values = torch.linalg.eigvals(matrices)
+    return values.real.sum(-1) / values.abs().sum(-1)
 
 
 @torch.no_grad()
 def small_circuits(view: ModelView) -> list[Float[Tensor, "head d_head d_head"]]:
-    """Return each layer's matrices `W_O (W_U W_E) W_V`, float64, in which a row is read from z."""
+    """Return each layer's matrices `W_O (W_U W_E) W_V`, float64.
+
+    The norm before attention and the final norm are those of `head_copying`.
+    """
     readout = view.readout(torch.zeros(1, view.d_model))
     sums: dict[tuple[bool, bool, float], Tensor] = {}
     circuits = []

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from icl_lens.cli.ablate import ablate
+from icl_lens.cli.atlas import atlas
 from icl_lens.cli.check import check
 from icl_lens.cli.circuit import circuit
 from icl_lens.cli.compare import compare
@@ -37,6 +38,7 @@ Find and explain the attention heads behind in-context learning.
   explain   one prompt: which heads give the answer, and why
   check     what a model does on a task
   locate    the heads that matter over a task's prompts
+  atlas     every score of every head, and kinds of heads
   ablate    what is lost without heads, beside random heads
   towers    whether heads match queries and carry labels
   circuit   the edges through which heads work
@@ -68,7 +70,7 @@ def root(
         raise typer.Exit
 
 
-for command in (explain, check, locate, ablate, towers, circuit, compare):
+for command in (explain, check, locate, atlas, ablate, towers, circuit, compare):
     app.command(epilog="More options: --help-all. Tasks: " + TASKS)(command)
 app.command()(live)
 app.command()(models)

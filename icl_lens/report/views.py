@@ -14,10 +14,11 @@ from rich.console import RenderableType
 from icl_lens.analyses.explanation import Explanation
 from icl_lens.analyses.model_comparison import ModelComparison
 from icl_lens.analyses.two_towers_result import TwoTowers
+from icl_lens.atlas.head_atlas import HeadAtlas
 from icl_lens.measures.circuit import Circuit
 from icl_lens.report import explanation_terminal
+from icl_lens.report.html import atlas_page, view_page
 from icl_lens.report.html import page as explanation_page
-from icl_lens.report.html import view_page
 from icl_lens.report.html.parts import Cell, Table
 from icl_lens.report.html.templating import render_notebook, render_page, render_small_table
 from icl_lens.report.view_terminal import ViewInTerminal
@@ -38,6 +39,7 @@ Contents = tuple[str, dict[str, Any]]
 
 PAGES: dict[type[Displayed], Callable[[Any], Contents]] = {
     Explanation: explanation_page.page,
+    HeadAtlas: atlas_page.page,
 }
 TERMINALS: dict[type[Displayed], Callable[[Any], RenderableType]] = {
     Explanation: explanation_terminal.terminal,

@@ -20,7 +20,7 @@ def atlas(gpt2):
 
 def test_the_table_has_a_row_for_each_head_and_a_column_for_each_score(atlas):
     frame = atlas.to_frame()
-    assert frame.columns.tolist() == ["name", *atlas.scores, "layer", "head"]
+    assert frame.columns.tolist() == ["name", "kinds", *atlas.scores, "layer", "head"]
     assert frame["name"].tolist() == [f"L{layer}H{head}" for layer in range(3) for head in range(4)]
     for score in atlas:
         assert np.array_equal(frame[score.name], score.mean.flatten().numpy())

@@ -98,7 +98,7 @@ FIRST = {
     "LocatedHeads": ["name", "score", "low", "high", "selected"],
     "MeanScoreParts": ["name", "side", "writer", "value", "low", "high"],
     "Circuit": ["edge", "effect", "low", "high", "selected"],
-    "HeadAtlas": ["name", "previous_token", "duplicate_token", "induction"],
+    "HeadAtlas": ["name", "kinds", "previous_token", "duplicate_token"],
     "RepeatedTokenScores": ["name", "induction", "previous_token"],
     "TaskCheck": ["value", "low", "high"],
     "PairCheck": ["value", "low", "high"],

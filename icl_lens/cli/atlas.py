@@ -1,0 +1,112 @@
+"""`icl-lens atlas`: every score of every head, with or without a task."""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+from typer import Option
+
+from icl_lens.cli.console import progress
+from icl_lens.cli.option_groups import grouped, reject_options
+from icl_lens.cli.options import (
+    ModelOptions,
+    OutputOptions,
+    RunOutput,
+    SeedOption,
+    TaskOptions,
+    TokenOptions,
+    preview,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtlasTask(TaskOptions):
+    """The task whose prompts the heads are measured on, if there is one."""
+
+    n: Annotated[int, Option("--n", "-n", min=1, help="Number of prompts.")] = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtlasOptions:
+    """The number of random sequences, and the size of batches."""
+
+    panel: ClassVar[str] = "Options"
+
+    k: Annotated[
+        int | None,
+        Option("--top", "-k", min=1, help="Heads that `selected` counts.", show_default="12"),
+    ] = None
+    sequences: Annotated[int, Option(min=1, help="Sequences of random tokens.")] = 40
+    batch_size: Annotated[
+        int | None, Option(min=1, help="Prompts per batch.", show_default="as many as fit")
+    ] = None
+    memory: Annotated[int, Option(min=1, help="Memory for a batch's activations, MiB.")] = 64
+
+
+@grouped
+def atlas(
+    options: AtlasOptions,
+    task: AtlasTask,
+    files: OutputOptions,
+    output: RunOutput,
+    tokens: TokenOptions,
+    model: ModelOptions,
+    seed: SeedOption = 0,
+) -> None:
+    """Measure every head by the scores that papers use, and name heads by their kinds.
+
+    Without --task, the scores are those of weights, of attention to random tokens shown twice, and
+    of short texts: previous token, duplicate token, induction, sink, copying and others. With a
+    task, they are also what each head adds to the answer, what zeroing it or exchanging its query,
+    keys or values costs, its function-vector effect, and its attention to labels.
+
+    A head has a name, such as induction, where its score stands out against turned copies of the
+    heads, or against the average head on the same prompts, at a stated rate of false discoveries.
+
+    With --out, an interrupted run resumes where it stopped, and the folder gets the table as
+    heads.csv.
+    """
+    import icl_lens as il
+    from icl_lens.models.view import ModelView
+
+    if options.batch_size is not None:
+        reject_options(
+            options, "memory", reason="--batch-size sets the number of prompts per batch"
+        )
+    files.check()
+    with output.running() as (run, console):
+        prompts = []
+        if task.name is None:
+            task.check_no_task()
+        else:
+            prompts = task.prompts(n=task.n, seed=seed)
+            task.print_data(console, prompts, tokens)
+        loaded = model.load(default_device=run.device)
+        batch = None
+        if prompts:
+            batch = tokens.tokenize(loaded, prompts)
+            model.warn_of_words(console, prompts)
+            console.print(preview(batch))
+            task.print_behavior(console, loaded, tokens, n=task.n, seed=seed)
+        with progress(hidden=console.quiet) as report:
+            about = output.about(task, model, tokens, prompts=prompts, n=task.n, seed=seed)
+            run = replace(
+                run,
+                batch_size=options.batch_size,
+                memory=options.memory * 2**20,
+                progress=report,
+                about=about,
+            )
+            head_atlas = il.head_atlas(
+                loaded, batch, k=options.k, n_sequences=options.sequences, seed=seed, run=run
+            )
+        if console.quiet:
+            return
+        page = files.write(head_atlas.to_html)
+        files.write_json(lambda: head_atlas.to_json(model=ModelView.of(loaded).name))
+        console.print(head_atlas)
+        files.show(page, console)
+        if output.out is not None:
+            output.out.mkdir(parents=True, exist_ok=True)
+            table_path = output.out / "heads.csv"
+            head_atlas.to_csv(table_path)
+            console.print(f"Table: {table_path}")

@@ -1,0 +1,77 @@
+"""Scores of heads from the files of others, and two scores against each other."""
+
+import json
+
+import pytest
+import torch
+
+import icl_lens as il
+from icl_lens.atlas.definitions import DEFINITIONS
+from icl_lens.atlas.head_atlas import HeadAtlas, HeadScore
+
+
+@pytest.fixture
+def atlas():
+    rising = torch.arange(6.0).double().reshape(2, 3)
+    scores = {
+        "induction": HeadScore.of(DEFINITIONS["induction"], rising),
+        "copying": HeadScore.of(DEFINITIONS["copying"], -rising),
+        "effect": HeadScore.of(DEFINITIONS["effect"], rising.square()),
+    }
+    return HeadAtlas("tiny", scores, {}, k=2)
+
+
+FILES = {
+    "list.json": json.dumps([[0, 1, 0.5], [1, 2, -0.25]]),
+    "objects.json": json.dumps([{"layer": 0, "head": 1, "score": 0.5}, {"layer": 1, "head": 2, "score": -0.25}]),
+    "retrieval.json": json.dumps({"0-1": [0.25, 0.75], "1-2": [-0.25]}),
+    "names.json": json.dumps({"L0H1": 0.5, "L1H2": -0.25}),
+    "table.csv": "layer,head,name,score\n0,1,L0H1,0.5\n1,2,L1H2,-0.25\n",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_stored_scores_join_as_columns(atlas, tmp_path, name):
+    path = tmp_path / name
+    path.write_text(FILES[name], encoding="utf-8")
+    joined = atlas.with_scores(path)
+    (column,) = set(joined.scores) - set(atlas.scores)
+    mean = joined[column].mean
+    assert (mean[0, 1], mean[1, 2], int(mean.isnan().sum())) == (0.5, -0.25, 4)
+    assert joined[column].top(9) == [il.Head(0, 1), il.Head(1, 2)]
+    assert joined[column].source == name
+    joined.save(tmp_path / "atlas.json")
+    assert il.results.HeadAtlas.load(tmp_path / "atlas.json").to_frame().equals(joined.to_frame())
+
+
+def test_a_table_of_an_atlas_comes_back(atlas, tmp_path):
+    atlas.to_csv(tmp_path / "other.csv")
+    joined = atlas.with_scores(tmp_path / "other.csv")
+    assert torch.equal(joined["other_effect"].mean, atlas["effect"].mean)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.json", "{", "has no scores of heads"),
+        ("a.json", json.dumps([[9, 0, 1.0]]), "must list heads of tiny"),
+        ("a.json", json.dumps({"layer": "x"}), "has no scores of heads"),
+        ("a.csv", "a,b\n1,2\n", "has no scores of heads"),
+        ("a.csv", "layer,head,score\n", "has no scores of heads"),
+    ],
+)
+def test_other_files_get_one_sentence(atlas, tmp_path, name, text, words):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(il.InputError, match=words):
+        atlas.with_scores(tmp_path / name)
+    with pytest.raises(il.InputError, match="cannot read"):
+        atlas.with_scores(tmp_path / "missing.json")
+
+
+def test_agreements_are_rank_correlations_and_shared_heads(atlas):
+    rows = {(row.first, row.second): row for row in atlas.agreements().itertuples()}
+    assert rows["induction", "effect"].spearman == pytest.approx(1)
+    assert rows["induction", "copying"].spearman == pytest.approx(-1)
+    assert rows["induction", "effect"].shared == 2
+    assert rows["induction", "copying"].shared == 0
+    assert rows["copying", "effect"].expected == pytest.approx(2 * 2 / 6)
