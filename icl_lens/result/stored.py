@@ -2,8 +2,8 @@
 and tables.
 
 1. `encode` turns a value into JSON. Dataclasses and named tuples become objects, and heads texts.
-   Tensors, arrays and columns of tables become objects of dtype, shape and values. Numbers that
-   JSON lacks become "NaN", "Infinity" or "-Infinity".
+   Tensors, arrays and columns of tables become objects of dtype, shape and values. Missing numbers
+   (NaN) become null, and infinite ones "Infinity" or "-Infinity".
 2. `decode` restores a value of the type that a field is annotated with: files name no types.
 3. `dumps` and `load` add and check a header: the format, its version, the versions of the packages
    that wrote it, and a digest of the fields.
@@ -30,7 +30,8 @@ from icl_lens.shapes import check_shapes
 PACKAGES = ("icl-lens", "torch", "transformers", "transformer-lens")
 HEADER = ("format", "version", "versions", "digest", "summary")
 """Entries of a file beside the fields of the result."""
-NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+NOT_FINITE = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan, None: math.nan}
+"""What files have in place of numbers that JSON lacks; earlier versions wrote "NaN" for null."""
 
 Kind = TypeVar("Kind")
 
@@ -209,7 +210,7 @@ def _decode_fields(kind: Any, value: Any) -> Any:
 
 
 def _decode_simple(kind: Any, value: Any) -> Any:
-    if kind is float and isinstance(value, str):
+    if kind is float and (value is None or isinstance(value, str)):
         value = NOT_FINITE.get(value, value)
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     if kind is float and is_integer:
@@ -220,12 +221,12 @@ def _decode_simple(kind: Any, value: Any) -> Any:
 
 
 def _finite(values: Sequence[Any]) -> list[Any]:
-    """Return numbers with those that JSON lacks as texts."""
+    """Return numbers with None for those that are missing, and infinite ones as texts."""
     texts = {math.inf: "Infinity", -math.inf: "-Infinity"}
     finite = []
     for value in values:
-        is_text = isinstance(value, float) and not math.isfinite(value)
-        finite.append(texts.get(value, "NaN") if is_text else value)
+        is_lacking = isinstance(value, float) and not math.isfinite(value)
+        finite.append(texts.get(value) if is_lacking else value)
     return finite
 
 
@@ -233,4 +234,8 @@ def _numbers(values: Sequence[Any], dtype: str) -> Sequence[Any]:
     """Return what `_finite` was called with; only numbers with a fraction may be infinite or none."""
     if "float" not in dtype:
         return values
-    return [NOT_FINITE.get(value, value) if isinstance(value, str) else value for value in values]
+    numbers = []
+    for value in values:
+        is_replaced = value is None or isinstance(value, str)
+        numbers.append(NOT_FINITE.get(value, value) if is_replaced else value)
+    return numbers

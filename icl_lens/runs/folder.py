@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 from icl_lens.errors import InputError
 from icl_lens.files import atomic_write, remove_partial_files
 from icl_lens.hub import first_line
+from icl_lens.result.stored import encode
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -154,7 +155,9 @@ class RunFolder:
             columns = pa.table({column: table[column].to_numpy() for column in table.columns})
             files[f"{name}.parquet"] = self._parquet(columns, {})
             files[f"{name}.csv"] = _csv(table)
-        files["result.json"] = (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode()
+        numbers = encode(result)  # strict JSON: null for NaN
+        text = json.dumps(numbers, indent=1, ensure_ascii=False, allow_nan=False)
+        files["result.json"] = f"{text}\n".encode()
         missing = [name for name, data in files.items() if not self._holds(name, data)]
         if not missing:  # as in a finished run, whose folder need not be writable
             return

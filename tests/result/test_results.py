@@ -208,6 +208,7 @@ def test_a_result_comes_back_from_its_file_and_other_files_are_refused(made, nam
     assert repr(again) == repr(saved)
     assert again.to_html() == saved.to_html()
     state = json.loads(path.read_text(), parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
+    assert '"NaN"' not in path.read_text(), "null stands for a missing number"
     assert {"icl-lens", "torch"} <= state["versions"].keys()
     first = fields(type(saved))[0].name
     for change, message in [
