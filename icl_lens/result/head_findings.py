@@ -69,8 +69,9 @@ def removal_finding(
             reason = f"that needs at least {MIN_RANDOM_SETS} random sets, got {n_random_sets}"
         return f"{subject}: {costs}. They are not compared with {random}: {reason}."
     compared = f"{interval_text(*difference, over=over)} more than {random} do"
+    gain = _gain_without_random(lost, difference, random)
     if difference.low > 0 and lost > 0:
-        return f"{subject} {matter}: {costs}, {compared}."
+        return f"{subject} {matter}: {costs}, {compared}.{gain}"
     if difference.low > 0:
         needs = f"It is not shown that the answer needs {heads_in_words(heads)}"
         return f"{needs}: {costs}, although that is {compared}."
@@ -78,8 +79,18 @@ def removal_finding(
         return f"{subject} {matter} less than {random}: {costs}, {compared}."
     return (
         f"It is not shown that {heads_in_words(heads)} {matter} more than {random}: {costs}, {compared}, "
-        "which includes zero."
+        f"which includes zero.{gain}"
     )
+
+
+def _gain_without_random(lost: float, difference: Interval, random: str) -> str:
+    """Return a sentence on why a difference exceeds the loss: the answer gains if random heads are
+    removed. Empty if it does not gain.
+    """
+    gained = interval_text(difference.value - lost, near=difference)
+    if lost <= 0 or difference.value <= lost or gained == interval_text(0.0, near=difference):
+        return ""
+    return f" With {random} removed instead, the answer gains {gained}."
 
 
 def list_finding(
@@ -113,8 +124,8 @@ def list_finding(
         sentences = _none_above(above_zero, n, score)
     else:
         subject = f"{n_above} of {in_table} {'has' if n_above == 1 else 'have'}"
-        if n == 1:
-            subject = "The head in the table has"
+        if n_above == n:
+            subject = "The head in the table has" if n == 1 else f"All {n} heads in the table have"
         sentences = [f"{subject} {above_zero}.", *_by_chance(n, n_heads, n_all_above)]
     if "effect_low" in rows:
         sentences.append(_zeroed_alone(rows))
@@ -152,17 +163,40 @@ def _by_chance(n: int, n_heads: int, n_all_above: int) -> list[str]:
 
 
 def _zeroed_alone(rows: pd.DataFrame) -> str:
-    """Return a sentence on how many heads the answer loses or gains from when each is zeroed
-    alone.
-    """
-    n_less_likely = int((np.asarray(rows["effect_low"], dtype=float) > 0).sum())
-    n_more_likely = int((np.asarray(rows["effect_high"], dtype=float) < 0).sum())
-    n_neither = len(rows) - n_less_likely - n_more_likely
-    if len(rows) > 1:
+    """Return a sentence on which heads the answer loses or gains from when each is zeroed alone."""
+    low = np.asarray(rows["effect_low"], dtype=float)
+    high = np.asarray(rows["effect_high"], dtype=float)
+    names = [str(name) for name in rows["name"]]
+    less_likely = [name for name, end in zip(names, low, strict=True) if end > 0]
+    more_likely = [name for name, end in zip(names, high, strict=True) if end < 0]
+    n_neither = len(rows) - len(less_likely) - len(more_likely)
+    if len(rows) == 1:
+        if n_neither:
+            return (
+                "Whether zeroing it alone makes the answer less likely is not shown: the 95% "
+                "interval includes zero."
+            )
+        direction = "less" if less_likely else "more"
+        return f"Zeroing it alone makes the answer {direction} likely (95% interval)."
+    if n_neither == len(rows):
         return (
-            f"Zeroing one head alone makes the answer less likely for {n_less_likely} of them and more "
-            f"likely for {n_more_likely}; for {n_neither}, the 95% interval includes zero."
+            "Whether zeroing one head alone makes the answer less likely is not shown for any of "
+            "them: each 95% interval includes zero."
         )
-    if n_neither:
-        return "Whether zeroing it alone makes the answer less likely is not shown: the 95% interval includes zero."
-    return f"Zeroing it alone makes the answer {'less' if n_less_likely else 'more'} likely (95% interval)."
+    sentence = (
+        f"Zeroing one head alone makes the answer less likely for {_which(less_likely)} and more "
+        f"likely for {_which(more_likely)}"
+    )
+    if not n_neither:
+        return f"{sentence}."
+    remaining = "the other one" if n_neither == 1 else f"the other {n_neither}"
+    return f"{sentence}; for {remaining}, the 95% interval includes zero."
+
+
+def _which(names: Sequence[str]) -> str:
+    """Return which heads of a table these are: their names or, of many, their number."""
+    if not names:
+        return "none"
+    if len(names) > MAX_NAMED_HEADS:
+        return f"{len(names)} of them"
+    return joined(names)

@@ -34,6 +34,17 @@ def test_heads_matter_if_the_interval_is_above_zero(difference, says):
 
 
 @pytest.mark.parametrize(
+    ("lost", "gain"),
+    [(0.8, " With random heads removed instead, the answer gains +0.20."), (1.2, ""), (0.9999, ""), (-0.1, "")],
+)
+def test_a_difference_above_the_loss_is_explained_by_what_random_heads_gain(lost, gain):
+    for difference in (Interval(1.0, 0.4, 1.6), Interval(1.0, -0.1, 2.1)):
+        text = removal_finding(["L5H0"], difference, lost=lost, n_random_sets=10, **REMOVED)
+        assert text.endswith(gain)
+        assert ("the answer gains" in text) == bool(gain)
+
+
+@pytest.mark.parametrize(
     ("n_sets", "reason"), [(2, "at least 3 random sets, got 2"), (0, "got 0"), (10, "at least 4 different queries")]
 )
 def test_without_an_interval_the_reason_is_given(n_sets, reason):
@@ -46,7 +57,7 @@ def test_without_an_interval_the_reason_is_given(n_sets, reason):
 
 
 def table_of(ends, effects=()):
-    table = pd.DataFrame(ends, columns=["low", "high"])
+    table = pd.DataFrame(ends, columns=["low", "high"]).assign(name=[f"L{row}H0" for row in range(len(ends))])
     return table.assign(**pd.DataFrame(effects, columns=["effect_low", "effect_high"])) if effects else table
 
 
@@ -89,7 +100,12 @@ def test_a_list_says_how_many_of_all_heads_chance_puts_above_zero(n_heads, by_ch
 def test_a_list_counts_heads_whose_removal_helps():
     effects = [(0.2, 0.4), (-0.1, 0.1), (-0.9, -0.2), (-0.8, -0.3)]
     text = list_finding(table_of([(0.1, 0.3)] * 4, effects), 4, "contrast", n_heads=48)
-    assert "makes the answer less likely for 1 of them and more likely for 2; for 1, the 95% interval includes" in text
+    assert "makes the answer less likely for L0H0 and more likely for L2H0 and L3H0; for the other one, the" in text
+    unclear = list_finding(table_of([(0.1, 0.3)] * 2, [(-0.1, 0.1)] * 2), 2, "contrast", n_heads=48)
+    assert "makes the answer less likely is not shown for any of them: each 95% interval includes zero." in unclear
+    many = list_finding(table_of([(0.1, 0.3)] * 8, [(0.2, 0.4)] * 8), 8, "contrast", n_heads=48)
+    assert many.startswith("All 8 heads in the table have a mean contrast above zero")
+    assert "makes the answer less likely for 8 of them and more likely for none. " in many
 
 
 @pytest.mark.parametrize(
