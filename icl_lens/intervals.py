@@ -70,6 +70,15 @@ class Interval:
         """Whether both ends are above zero or both below; False if there is no interval."""
         return self.low > 0 or self.high < 0
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether more queries could show that the statistic is not zero: the interval includes
+        zero and other numbers, or there is none.
+        """
+        if math.isnan(self.value):
+            return False
+        return not self.excludes_zero and self.low != self.high
+
     def to_frame(self) -> pd.DataFrame:
         """Return one row: value, low, high."""
         return pd.DataFrame([asdict(self)])

@@ -20,6 +20,13 @@ class Check(Result):
         """Whether the model is shown to learn from the demonstrations."""
         raise NotImplementedError
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether learning is not shown for lack of queries, or because an interval includes
+        zero.
+        """
+        raise NotImplementedError
+
     def sources_of_answers(self) -> list[str]:
         """Return what else the answers are shown to depend on, in words such as "which label is
         last".

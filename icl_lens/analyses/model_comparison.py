@@ -14,9 +14,10 @@ from icl_lens.activations.activations import Activations, capture
 from icl_lens.attribution.increases import head_log_prob_increase
 from icl_lens.errors import InputError
 from icl_lens.head_scores import DIRECT_SCORES, SCORES, Score, choose_score
-from icl_lens.intervals import bootstrap_interval, mean_intervals
+from icl_lens.intervals import Interval, bootstrap_interval, mean_intervals
 from icl_lens.measures.effects import head_effects
 from icl_lens.measures.exchanges import SINGLE, single_exchanges, tower_prompts
+from icl_lens.measures.located_heads import score_definitions
 from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.head import Head
@@ -69,6 +70,14 @@ class ModelComparison(Result):
     def n_prompts(self) -> int:
         """Number of prompts."""
         return len(self.a["log p"])
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the interval of the change of the log-odds includes zero or, for lack of queries,
+        is missing.
+        """
+        change = self.summary().set_index("measure").loc["log-odds"]
+        return Interval(*change[["change", "low", "high"]]).is_undecided
 
     @property
     def same_heads(self) -> bool:
@@ -139,7 +148,8 @@ class ModelComparison(Result):
         sections = [self._answers_section()]
         if self.same_heads:
             sections += [self._changes_section(by) for by in self.shown_scores]
-            sections[-1] = replace(sections[-1], notes=(MODELS_NOTE,))
+            notes = (score_definitions(self.shown_scores), MODELS_NOTE)
+            sections[-1] = replace(sections[-1], notes=notes)
             sections.append(self._map_section(frozenset(str(row[0]) for row in sections[1].rows)))
         else:
             sections += [self._best_section("A", self.a), self._best_section("B", self.b)]
@@ -177,7 +187,8 @@ class ModelComparison(Result):
             tuple(rows),
             notes=(
                 "Accuracy: share of prompts whose answer is the most probable of their labels, or "
-                "of all tokens where no demonstration shows it.",
+                "of all tokens where no demonstration shows it. Log p: of the answer. Log-odds: of "
+                "the answer against the other labels. Change: B minus A.",
                 intervals_note(
                     n_queries, f"95% intervals resample the {n_queries} queries, paired."
                 ),

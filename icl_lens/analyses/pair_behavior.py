@@ -98,6 +98,12 @@ class PairCheck(Check):
     def learns_from_demonstrations(self) -> bool:
         return self.does_task
 
+    @property
+    def is_undecided(self) -> bool:
+        if self.does_task:
+            return False
+        return self.effects["learns"].is_undecided or self.effects["maps"].is_undecided
+
     def sources_of_answers(self) -> list[str]:
         words: dict[PairEffect, str] = {
             "maps": "which output belongs to which input",

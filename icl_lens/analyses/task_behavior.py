@@ -147,8 +147,9 @@ class TaskCheck(Check):
         "Share of answers: how many follow the behavior; below 0%, they do the opposite.",
         "Accuracy: share of prompts whose answer is the most probable of their labels.",
         "Last, other: the query's class, or another, is last. Exchanged: labels swapped.",
-        "Given, original: the prompts' own order, or labels. Baseline: a constant rule.",
+        "Given, original: the prompts' own order, or labels. Baseline: a fixed rule.",
         "AUROC: how often log-odds tell a right label from a wrong one; chance: 0.50.",
+        "How shares and intervals are calculated: docs/howto/task_check.md.",
     )
 
     n_prompts: int
@@ -182,6 +183,10 @@ class TaskCheck(Check):
     @property
     def learns_from_demonstrations(self) -> bool:
         return "learns" in self.behaviors
+
+    @property
+    def is_undecided(self) -> bool:
+        return self.effects["learns"].is_undecided
 
     def sources_of_answers(self) -> list[str]:
         words: dict[Behavior, str] = {
@@ -245,9 +250,9 @@ class TaskCheck(Check):
         if not math.isnan(accuracy.low):
             interval = f"{accuracy.low:.0%}–{accuracy.high:.0%}; "
         sentences.append(
-            f"In the order given, the model answers {accuracy.value:.0%} of the {self.n_prompts} "
-            f"prompts correctly ({interval}always the last label {self.last_label:.0%}, always "
-            f"{self.favorite!r} {self.one_label:.0%})."
+            f"In the order given, the model answers {accuracy.value:.0%} of the check's "
+            f"{self.n_prompts} prompts correctly ({interval}always the last label "
+            f"{self.last_label:.0%}, always {self.favorite!r} {self.one_label:.0%})."
         )
         if self.edits:
             sentences.append(edits_note(self.edits))

@@ -279,6 +279,11 @@ class TwoTowers(Result):
         """Whether every one of `checks` holds."""
         return all(check.holds for check in self.checks)
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether a check fails because its interval includes zero, or for lack of queries."""
+        return any(check.difference.is_undecided for check in self.checks)
+
     def _failed(self, kind: str) -> list[Prediction]:
         return [check for check in self.checks if check.kind == kind and not check.holds]
 
@@ -460,6 +465,11 @@ class TwoTowers(Result):
         intervals = f"95% intervals resample the {n_queries} queries of {in_prompts}."
         n_sets = "1 set" if len(self.random_sets) == 1 else f"{len(self.random_sets)} sets"
         notes = (
+            "Exchanged: the query, for that of a prompt that asks for the other class; keys, for "
+            "those of the prompt with exchanged texts; values, for those of the prompt with "
+            "exchanged labels; all: the three. After a colon, the donor is another one: only a "
+            "demonstration's own text or only all other texts change, labels or texts are "
+            "exchanged, or the query is of the same class.",
             "Each exchange is made in all heads at once, for the last position only. Log-odds "
             "lost: those of the answer against the other labels, mean over prompts. Label "
             "predicted: by two towers, the other one or the same as without the exchange. As "

@@ -84,6 +84,7 @@ def ablate(
     _check(prompt, answer, task, heads)
     output.check()
     console = PlainConsole()
+    testing: list[Prompt] = []
     if prompt is None:
         locating, testing = task.split_prompts(seed)
         task.print_data(console, [*locating, *testing], tokens)
@@ -103,7 +104,7 @@ def ablate(
     ablated_heads, how = heads.choose(loaded, reference, by=heads.by)
     if heads.heads is None and prompt is None:
         how += located_on(reference, batch)
-    behavior = task.print_behavior(console, loaded, tokens, n=task.n, seed=seed)
+    behavior = task.print_behavior(console, loaded, tokens, n=task.n, seed=seed, measured=testing)
     sets: dict[str, Any] = {
         "n_random": heads.random_sets,
         "positions": heads.positions,
@@ -139,6 +140,8 @@ def ablate(
     console.print(f"{about['model']}: {', '.join(map(str, ablation.heads))}, {how}")
     console.print(ablation)
     print_what_heads_carry(console, behavior, ablation)
+    if prompt is None:
+        task.print_more_queries(console, testing, seed=seed, is_undecided=ablation.is_undecided)
     output.show(page, console)
     if output_folder.out is not None:
         console.print(f"Table: {output_folder.out / 'conditions.csv'}", soft_wrap=True)

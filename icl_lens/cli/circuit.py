@@ -94,7 +94,9 @@ def circuit(
         readers, how = heads.choose(loaded, ranked, by=heads.by)
         if heads.heads is None:
             how += located_on(ranked, tested)
-        behavior = task.print_behavior(console, loaded, tokens, n=task.n, seed=seed)
+        behavior = task.print_behavior(
+            console, loaded, tokens, n=task.n, seed=seed, measured=testing
+        )
         options = {
             "n_edges": heads.edges,
             "n_random": heads.random_sets,
@@ -129,6 +131,8 @@ def circuit(
         )
         console.print(f"{about['model']}: {', '.join(map(str, located_circuit.readers))}, {how}")
         console.print(located_circuit)
+        is_undecided = located_circuit.is_undecided
+        task.print_more_queries(console, testing, seed=seed, is_undecided=is_undecided)
         output.show(page, console)
         if folder is not None:
             console.print(

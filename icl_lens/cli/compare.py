@@ -74,6 +74,8 @@ def compare(
     """
     from icl_lens import Run, compare_models, explain
     from icl_lens.analyses.comparison import compare as compare_explanations
+    from icl_lens.analyses.model_comparison import ModelComparison
+    from icl_lens.cli.more_queries import print_more_queries
 
     _check_number(n, models, task, output_folder)
     prompts: list[Any] = task.sample_prompts(
@@ -97,7 +99,7 @@ def compare(
         if task.check:
             for side, model in (("A", first), ("B", second)):
                 console.print(f"Model {side}:", style="bold")
-                task.print_behavior(console, model, readout, n=n, seed=seed)
+                task.print_behavior(console, model, readout, n=n, seed=seed, measured=prompts)
         with progress() as report:
             comparison = compare_models(
                 first,
@@ -117,6 +119,15 @@ def compare(
     output.write_json(comparison.to_json)
     page = output.write(comparison.to_html)
     console.print(comparison)
+    if isinstance(comparison, ModelComparison):
+        print_more_queries(
+            console,
+            task.find_task(),
+            prompts,
+            lambda n: task.prompts(n=n, seed=seed),
+            n=n,
+            is_undecided=comparison.is_undecided,
+        )
     output.show(page, console)
 
 

@@ -107,7 +107,9 @@ def locate(
         batch, held_out = (readout.tokenize(loaded, half) for half in (locating, testing))
         model.warn_of_words(console, prompts)
         console.print(preview(batch))
-        behavior = task.print_behavior(console, loaded, readout, n=task.n, seed=seed)
+        behavior = task.print_behavior(
+            console, loaded, readout, n=task.n, seed=seed, measured=testing
+        )
         with progress(hidden=console.quiet) as report:
             run = replace(
                 run,
@@ -135,6 +137,8 @@ def locate(
         files.write_json(lambda: located.to_json(model=ModelView.of(loaded).name))
         console.print(located.finding, style="bold")
         print_what_heads_carry(console, behavior, located.removal)
+        is_undecided = located.removal is not None and located.removal.is_undecided
+        task.print_more_queries(console, testing, seed=seed, is_undecided=is_undecided)
         if located.n_shared_queries:
             console.print(shared_queries_remedy(task, seed))
         console.print(_table(located))

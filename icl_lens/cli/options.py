@@ -399,9 +399,18 @@ class TaskOptions:
             console.print(sentence, soft_wrap=True)
 
     def print_behavior(
-        self, console: Console, model: Any, tokens: TokenOptions, *, n: int, seed: int
+        self,
+        console: Console,
+        model: Any,
+        tokens: TokenOptions,
+        *,
+        n: int,
+        seed: int,
+        measured: "Sequence[Prompt] | None" = None,
     ) -> "TaskCheck | PairCheck | None":
         """Print one sentence about what the model does on the task; return its numbers.
+
+        If the command goes on with the accuracy of other prompts, `measured`, it says so.
 
         The check is one that an earlier command has kept, or is made on at most `n` prompts. If
         these are too few, print how to check instead. Without a task or with --no-check, print
@@ -418,8 +427,12 @@ class TaskOptions:
         )
         if behavior is None:
             console.print(Text("icl-lens check says what the model does on this task.\n", "dim"))
-        else:
-            console.print(f"{behavior}\n")
+            return None
+        console.print(str(behavior))
+        checked = replace(self, layout="random").prompts(n=behavior.n_prompts, seed=seed)
+        if measured is not None and set(measured) != set(checked):
+            console.print("The numbers below are of another sample of the task's prompts.")
+        console.print()
         return behavior
 
     def behavior(
@@ -598,6 +611,23 @@ class SplitTask(TaskOptions):
             if (len(locating), len(testing)) == (half, self.n):
                 return locating, testing
         return prompts[:half], prompts[half:][: self.n]
+
+    def print_more_queries(
+        self, console: Console, tested: "Sequence[Prompt]", *, seed: int, is_undecided: bool
+    ) -> None:
+        """Print how many queries the test prompts have, and what gives more, if a result of them is
+        undecided.
+        """
+        from icl_lens.cli.more_queries import print_more_queries
+
+        print_more_queries(
+            console,
+            self.find_task(),
+            tested,
+            lambda n: replace(self, n=n).split_prompts(seed)[1],
+            n=self.n,
+            is_undecided=is_undecided,
+        )
 
 
 def shared_queries_remedy(task: SplitTask, seed: int) -> str:

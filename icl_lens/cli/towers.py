@@ -92,7 +92,7 @@ def towers(
     loaded = model.load()
     console.print(preview(tokens.tokenize(loaded, tested[:1]), n=len(tested)))
     model.warn_of_words(console, [*scanned, *tested])
-    behavior = task.print_behavior(console, loaded, tokens, n=task.n, seed=seed)
+    behavior = task.print_behavior(console, loaded, tokens, n=task.n, seed=seed, measured=tested)
     tower_heads = (
         None
         if heads.heads is None
@@ -122,4 +122,5 @@ def towers(
         lambda: exchange_report.to_json(command=command, task_check=behavior and behavior.to_dict())
     )
     console.print(exchange_report)
+    task.print_more_queries(console, tested, seed=seed, is_undecided=exchange_report.is_undecided)
     output.show(page, console)

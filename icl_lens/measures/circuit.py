@@ -36,7 +36,7 @@ from icl_lens.edits.edges import RemovalMasks, replaced_by_sets, writer_means
 from icl_lens.edits.reader import Means
 from icl_lens.engine.score import read_labels, score_sets
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers, short_repr
-from icl_lens.intervals import MIN_RANDOM_SETS
+from icl_lens.intervals import MIN_RANDOM_SETS, Interval
 from icl_lens.measures.edge_sets import EdgeSets
 from icl_lens.measures.edge_space import EdgeSpace
 from icl_lens.measures.head_to_head_effects import estimate_effects
@@ -64,6 +64,8 @@ from icl_lens.runs.stream import ChunkStream, plan_batches, start
 
 # Maximum number of prompts over which writers' means are taken.
 MEAN_PROMPTS = 64
+# Nats that a group of edges must carry to be named: less is written as zero.
+SMALLEST_DROP = 0.005
 
 Table = Literal["edges", "curve", "groups", "layers"]
 
@@ -164,6 +166,17 @@ class Circuit(Result):
         _, low, high = self.score("all − none")
         return low > 0 or high < 0
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the intervals that the sentences name include zero, or are missing for lack of
+        queries: of what all edges carry, or of the first edges beside random ones.
+        """
+        if not self.is_defined:
+            return True
+        row = self.curve[self.curve["kept"] == len(self.edges)].iloc[0]
+        ends = row["difference"], row["difference_low"], row["difference_high"]
+        return Interval(*ends).is_undecided
+
     def sentences(self) -> list[str]:
         """Return in words what all edges carry, how much of it the circuit keeps, and which groups
         of edges matter.
@@ -215,7 +228,7 @@ class Circuit(Result):
         groups = [
             row
             for row in self.groups.to_dict("records")
-            if min(row["low"], row["difference_low"]) > 0
+            if min(row["low"], row["difference_low"]) > 0 and row["effect"] >= SMALLEST_DROP
         ]
         if not groups:
             return [
@@ -360,7 +373,8 @@ class Circuit(Result):
             rows.append((group["group"], group["effect"], interval, group["control"], difference))
         note = (
             "Groups: edges from a third of the layers; embeddings are in the first third. Random "
-            "heads: the drop when the same group is removed from random heads of the same layers."
+            "heads: the drop when the same group is removed from random heads of the same layers. "
+            "Difference: the drop minus that of random heads."
         )
         return Section(
             "Groups of edges",

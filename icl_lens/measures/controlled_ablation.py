@@ -307,6 +307,15 @@ class ControlledAblation(Result):
         return lost > 0 and difference.low > 0
 
     @property
+    def is_undecided(self) -> bool:
+        """Whether `finding` lacks an interval above or below zero although there are enough random
+        sets: its interval includes zero, or there are too few queries.
+        """
+        if not self.finding or len(self.conditions["same layers"].sets) < MIN_RANDOM_SETS:
+            return False
+        return self._loss_and_difference()[1].is_undecided
+
+    @property
     def _finding_measure(self) -> PromptMeasure:
         return "log_odds" if len(self.labels) > 1 else "over_vocabulary"
 
@@ -487,6 +496,8 @@ class ControlledAblation(Result):
                 f"chance: {self.chance_in_words}. Top token: share whose answer is the most "
                 "probable of all tokens."
             )
+        if len(self.labels) > 1 and self._is_answered:
+            lines.append("Log-odds: those of the answer against the prompt's other labels.")
         if n_prompts > 1:
             intervals = (
                 f"95% intervals are over the {n_queries} queries of {n_prompts} prompts, and over "

@@ -180,8 +180,9 @@ def test_your_prompts_are_measured_as_they_are(icl_mini, monkeypatch):
     assert check.accuracy["given"].value == check.accuracy["last"].value == check.last_label == 1
     assert check.accuracy["other"].value == 0
     assert check.behaviors == ("copies",)
-    assert "In the order given, the model answers 100% of the 40 prompts correctly (91%–100%; always the last" in str(
-        check
+    assert (
+        "In the order given, the model answers 100% of the check's 40 prompts correctly (91%–100%; always the last"
+        in str(check)
     )
     assert list(check.accuracy) == ["given", "last", "other", "original", "exchanged"]
 
@@ -205,7 +206,7 @@ def test_prompts_that_share_one_query_have_no_verdict(icl_mini):
     batch = il.tokenize(icl_mini, prompts)
     expected = il.metrics.accuracy(il.score(icl_mini, batch), batch.answer)
     assert check.accuracy["given"].value == expected
-    assert f"In the order given, the model answers {expected:.0%} of the 24 prompts correctly" in str(check)
+    assert f"In the order given, the model answers {expected:.0%} of the check's 24 prompts correctly" in str(check)
     assert "NaN" not in json.dumps(check.to_dict())
 
 

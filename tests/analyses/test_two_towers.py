@@ -241,6 +241,7 @@ def test_other_planted_models_are_not_called_two_towers(planted, kind, options):
         how = {"k": 4, "n": 24, "n_random": 3}
         towers = il.two_towers(model, il.WordTask("sentiment-number", truth.words), tested_heads, **how, **options)
         assert not towers.is_two_towers
+        assert towers.is_undecided == any(check.difference.low <= 0 <= check.difference.high for check in towers.checks)
         assert "not shown" in towers.verdict or "do not show" in towers.verdict
     if options.get("layout") == "order":
         assert towers.accuracy.value == 1
@@ -269,6 +270,7 @@ def test_the_command_tests_the_same_prompts(planted, tmp_path, monkeypatch):
     call = f"towers -t sentiment-number --path {truth.words} -n 24 -k 4 --random-sets 3 --json {file}"
     result = CliRunner().invoke(app, shlex.split(call))
     assert result.exit_code == 0, result.output
+    assert "intervals over more are narrower" not in " ".join(result.output.split())
     towers = il.two_towers(model, il.WordTask("sentiment-number", truth.words), k=4, n=24, n_random=3)
     assert il.results.TwoTowers.load(file).heads == towers.heads
     theirs = json.loads(file.read_text())["summary"]

@@ -65,6 +65,7 @@ def test_files_and_text_are_what_python_finds(inputs, located_circuit, tmp_path,
     text, html_text = (" ".join(report.split()) for report in (output, Page(page.read_text()).text))
     label_words = "Label words: 'bar', 'foo'. They change classes from prompt to prompt."
     assert text.startswith(f"{label_words} First of {N} prompts:")
+    assert ("intervals over more are narrower" in text) == located_circuit.is_undecided
     for report in (text, html_text):
         for sentence in located_circuit.sentences():
             assert sentence in report

@@ -323,6 +323,7 @@ def test_tiny_models_have_fewer_heads_than_locate_asks_for(run, tiny, words):
     code, out, err = run("locate", *task)
     assert code == 0, err
     assert "the 12 heads in the table" in " ".join(out.split())
+    assert "These 2 prompts have 2 different queries; intervals over more are narrower" in " ".join(out.split())
     assert "−" in out
     assert not HYPHEN_FOR_MINUS.search(out)
     code, _, err = run("locate", *task, "-k", 13)
