@@ -62,6 +62,8 @@ class ListedHeads:
     """The score that ranked heads: by increases the answer loses log p, by the others log-odds."""
     donors: TowerPrompts | None
     """None where nothing can be exchanged."""
+    no_exchanges: str
+    """Why nothing is exchanged, as a sentence; empty if the prompts have nothing to exchange."""
     final_norm: FinalNorm
     bias: bool
     memory: int
@@ -81,9 +83,9 @@ class ListedHeads:
         run: Run | None,
     ) -> "ListedHeads":
         """Return the first heads of a result, with the tokens that score their prompts."""
-        donors = None
+        donors, no_exchanges = None, ""
         if not set(EXCHANGED_PARTS).issubset(located.scores):
-            donors = _donors(view, batch, located.heads)
+            donors, no_exchanges = _donors(view, batch, located.heads)
         n_captured = len(plan_batches(view, batch, run)[0])  # as many of the longest prompts fit
         return cls(
             view,
@@ -92,6 +94,7 @@ class ListedHeads:
             tokens,
             located.by,
             donors,
+            no_exchanges,
             final_norm,
             bias,
             as_run(run).memory,
@@ -179,15 +182,22 @@ class ListedHeads:
         shape = located.score.mean.shape
         for name in values:
             scores[name] = mean_score_of_heads(values[name], self.heads, self.batch.queries, shape)
-        return replace(located, scores=scores, outcome=self.outcome)
+        return replace(located, scores=scores, outcome=self.outcome, no_exchanges=self.no_exchanges)
 
 
-def _donors(view: ModelView, batch: PromptBatch, heads: Sequence[Head]) -> TowerPrompts | None:
-    """Return the donors of a batch; None where nothing can be exchanged: texts, pairs, prompts that
-    do not show another label, and models whose attention cannot be recomputed.
+def _donors(
+    view: ModelView, batch: PromptBatch, heads: Sequence[Head]
+) -> tuple[TowerPrompts | None, str]:
+    """Return the donors of a batch; without them, None and why nothing can be exchanged.
+
+    Texts and pairs, which have no classes, have nothing to exchange: they need no reason.
     """
     try:
         checked_heads(view, heads, attention=True)
-        return tower_prompts(view.model, batch)
-    except InputError:
-        return None
+        return tower_prompts(view.model, batch), ""
+    except InputError as error:
+        has_classes = bool(batch.prompts) and not any(
+            prompt.has_own_answer for prompt in batch.prompts
+        )
+        reason = f"Queries, keys and values could not be exchanged: {error}."
+        return None, reason if has_classes else ""

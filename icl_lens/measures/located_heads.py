@@ -2,7 +2,7 @@
 sentence on them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -76,6 +76,15 @@ COLUMNS = {
 """In the order of the table."""
 
 
+def score_definitions(scores: Sequence[Score]) -> str:
+    """Return a sentence on what these scores of heads are, for effects on log-odds."""
+    definitions = []
+    for name in scores:
+        definition = COLUMNS[name].definition.format(lost=OUTCOME_NAMES["log_odds"])
+        definitions.append(f"{name} ({definition})")
+    return f"Scores: {'; '.join(definitions)}."
+
+
 @dataclass(frozen=True, repr=False)
 class LocatedHeads(Result):
     """Every head's mean score over prompts, nats, and the first `k` heads; made by `il.locate`.
@@ -118,6 +127,10 @@ class LocatedHeads(Result):
     """Number of queries of the held-out prompts that also located the heads."""
     edits: tuple[str, ...] = ()
     """What edited the model, in words: edits of open `with` blocks, and hooks."""
+    no_exchanges: str = ""
+    """Why the columns query, keys and values are missing, as a sentence; empty if they are there,
+    or if the prompts have nothing to exchange.
+    """
 
     @property
     def score(self) -> MeanScore:
@@ -219,6 +232,7 @@ class LocatedHeads(Result):
             )
         sentences.append(f"{selected_note(self.k, self.n_heads).capitalize()}.")
         sentences.append(self._column_definitions())
+        sentences.append(self.no_exchanges)
         sentences.append(edits_note(self.edits))
         return " ".join(filter(None, sentences))
 
