@@ -110,21 +110,19 @@ class Comparison(Result):
         return f"Among the labels, A prefers {a_word}, B {b_word}"
 
     def _headlines(self) -> str:
+        """Return what both predict; models are named if they are two."""
         a, b = self.a, self.b
+        if a.model == b.model:
+            return f"A: {a.headline}. B: {b.headline}."
         return f"A ({a.model}): {a.headline}. B ({b.model}): {b.headline}."
 
     def _context(self) -> list[str]:
         """Return sentences on which models and prompts are compared, and what each explains."""
         a, b = self.a, self.b
         same_prompt = a.input.prompt == b.input.prompt and a.input.text == b.input.text
-        if a.model == b.model:
-            sentences = [
-                "The same model and prompt." if same_prompt else f"Two prompts, {a.model}."
-            ]
-        elif same_prompt:
-            sentences = [f"One prompt, {a.model} and {b.model}."]
-        else:
-            sentences = [f"{a.model} and {b.model}, on different prompts."]
+        prompts = "The same prompt" if same_prompt else "Two prompts"
+        models = f"one model: {a.model}" if a.model == b.model else "two models"
+        sentences = [f"{prompts}, {models}."]
         if a.target != b.target:
             sentences.append(f"A explains {a.target}, B explains {b.target}.")
         return sentences
@@ -206,7 +204,11 @@ class Comparison(Result):
         for head in changed.to_dict("records"):
             rows.append((head["name"], *(head[name] for name in names)))
         a, b = self.a, self.b
-        notes = [MODELS_NOTE] if a.model != b.model else []
+        notes = [f"A: {a.scores_note}."]
+        if b.scores_note != a.scores_note:
+            notes.append(f"B: {b.scores_note}.")
+        notes.append("Change: B minus A.")
+        notes += [MODELS_NOTE] if a.model != b.model else []
         if a.target != b.target and a.target in b.labels:
             notes.append(
                 f"Changes compare what heads add to {a.target} in A with what they add to "

@@ -170,7 +170,8 @@ class Explanation(Result):
                 row.append(self.lost(report.ablated))
             rows.append(tuple(row))
         title = f"Heads by {self.settings.by}"
-        return Section(title, columns=tuple(columns), rows=tuple(rows))
+        notes = (f"{self.scores_note}.",)
+        return Section(title, columns=tuple(columns), rows=tuple(rows), notes=notes)
 
     @property
     def prompt_pieces(self) -> tuple[str | Label, ...]:
@@ -376,6 +377,31 @@ class Explanation(Result):
     def edits_note(self) -> str:
         """A sentence that says that the explained model is edited; empty if it is not."""
         return edits_note(self.edits)
+
+    @property
+    def scores_note(self) -> str:
+        """What the columns contrast and increase, and effect if it was measured, are."""
+        increase = f"log p({self.target})"
+        notes = []
+        if self.scores.compared_with:
+            others = "log Σ p(other labels)"
+            if len(self.scores.compared_with) == 1:
+                others = f"log p({self.scores.compared_with[0]})"
+            elif self.is_plain_text:
+                others = "log Σ p(those tokens)"
+            notes.append(f"{self.contrast_name}: what the head adds to {increase} − {others}")
+        notes.append(f"increase: what it adds to {increase}")
+        if self.all_heads.effect:
+            lost = f"the log-odds of {self.target}" if self.scores.compared_with else increase
+            notes.append(f"effect: {lost} lost if it alone is zeroed at the last position")
+        return "; ".join(notes)
+
+    @property
+    def contrast_name(self) -> str:
+        """What the column of contrasts is called: for plain text, "against" and the tokens."""
+        if self.is_plain_text:
+            return f"against {', '.join(self.scores.compared_with)}"
+        return "contrast"
 
     @property
     def exchange_note(self) -> str:

@@ -174,7 +174,7 @@ def _heads(explanation: Explanation) -> RenderableType:
 
 def _heads_notes(explanation: Explanation, *, has_losses: bool) -> list[Text]:
     """Return notes that explain the scores of heads; `has_losses` is whether each was zeroed."""
-    notes = []
+    notes = [explanation.scores_note]
     if has_losses:
         measure = f"log p({explanation.target})"
         if explanation.scores.compared_with:
@@ -210,10 +210,7 @@ def _most_attended(
 
 def _contrast_column(explanation: Explanation) -> list[str]:
     """Return the name of the contrast column; none without tokens to compare with."""
-    compared_with = ", ".join(explanation.scores.compared_with)
-    if not compared_with:
-        return []
-    return [f"against {compared_with}" if explanation.is_plain_text else "contrast"]
+    return [explanation.contrast_name] if explanation.scores.compared_with else []
 
 
 def _subheads(explanation: Explanation) -> RenderableType:

@@ -367,7 +367,7 @@ def test_two_explanations_are_compared_head_by_head(gpt2, explanation):
     wide = il.compare(explanation, ex.changed(of_other_answer, increase=((0.0,),) * 3))
     with pytest.raises(il.InputError, match=r"same \(layers, heads\)"):
         wide.to_frame()
-    assert repr(wide).startswith(f"A ({wide.a.model}): {wide.a.headline}. B (")
+    assert repr(wide).startswith(f"A: {wide.a.headline}. B: {wide.b.headline}.")
 
 
 def test_reasons_are_the_score_and_value_parts(icl_mini):

@@ -581,7 +581,7 @@ def test_comparing_ranks_heads_by_change(paper):
     assert "−5.000" in changed
     assert "+3.000" in changed
     assert "Both predict foo" in page.text
-    assert "The same model and prompt" in page.text
+    assert "The same prompt, one model: tiny." in page.text
     cell = page.all("button", **{"data-head": "L2H3"})[0]
     assert float(cell["data-value"]) == pytest.approx(-5)
 
@@ -589,15 +589,15 @@ def test_comparing_ranks_heads_by_change(paper):
 def test_comparing_models_of_other_shapes_and_prompts_of_other_labels(paper):
     wide = replace(ex.made(layers=3, heads=8), model="wide")
     text = Page(il.compare(paper, wide).to_html()).text
-    assert "One prompt, tiny and wide" in text
+    assert "The same prompt, two models." in text
     assert "their heads do not correspond" in text
     of_other_labels = ex.made("cat : yes red : no dog :", answer="yes")
     text = Page(il.compare(paper, of_other_labels).to_html()).text
-    assert "Two prompts, tiny" in text
+    assert "Two prompts, one model: tiny." in text
     assert "A explains foo, B explains yes" in text
     assert "–" in text[text.index("Attention to labels") :]  # A has no label “yes”
     text = Page(il.compare(ex.free(), ex.free("John met Mary", target="␣him")).to_html()).text
-    assert "Two prompts, tiny" in text
+    assert "Two prompts, one model: tiny." in text
     assert "Attention to labels" not in text
 
 

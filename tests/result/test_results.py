@@ -158,6 +158,35 @@ def test_the_columns_that_matter_come_first_and_print_says_the_headline(made, na
     assert len(text) < 8000
 
 
+PLAIN_WORDS = {
+    *("head", "heads", "label", "layer", "condition", "probability", "nats", "interval", "95", "0", "100"),
+    *("a", "b", "in", "of", "lost", "and", "mean", "range", "change", "without", "more", "than", "random", "points"),
+}
+"""Words at the head of a table that say by themselves what a column is."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Explanation", "Comparison", "ModelComparison", "TwoTowers", "ControlledAblation", "LocatedHeads"),
+        *("Circuit", "MeanScoreParts"),
+    ],
+)
+def test_every_column_that_a_command_prints_is_defined(made, name):
+    """The tables of checks have such a test beside them."""
+    view = made.get(name).to_view()
+    sections = [section for section in view.sections if section.is_printed]
+    sentences = list(view.sentences) if name == "LocatedHeads" else []
+    for section in sections:
+        sentences += [section.title, *section.notes]
+    defined = set(re.findall(r"[\w']+", " ".join(sentences).lower()))
+    for section in sections:
+        for column in section.columns:
+            name_without_heads = re.sub(r"L\d+H\d+", "", column.name)
+            words = set(re.findall(r"[\w']+", name_without_heads.lower()))
+            assert words - PLAIN_WORDS <= defined, column.name
+
+
 PAGES_OF_THEIR_OWN = {
     "Explanation": ("contrast", "{:+.3f}".format),
     "Comparison": ("name", str),

@@ -216,6 +216,7 @@ def _why(e: Explanation, report: HeadReport) -> dict[str, Any] | None:
     for query_writer, key_writer, score in why.pairs:
         pairs.append([query_writer, key_writer, signed(score)])
     return {
+        "head": str(report.head),
         "more": _key_chips(e, why.more),
         "less": _key_chips(e, why.less),
         "why": why,
