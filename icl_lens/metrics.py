@@ -121,6 +121,9 @@ def accuracy(
     """Return the share of prompts whose answer scores highest among their labels, 0 to 1; see
     `is_correct`.
 
+    Without `choices`, all labels of the scores compete. If prompts show different labels, as those
+    of a task with three classes and two per prompt do, pass `choices=batch.label_mask`.
+
     Example:
         >>> il.metrics.accuracy(il.score(model, batch), ["foo"])
         1.0

@@ -133,12 +133,15 @@ class MeanScoreParts(Result):
 
     def sentence(self, head: AnyHead) -> str:
         """Return in words why a head scores true labels above or below false labels, or that it
-        does not.
+        is not shown to.
         """
         (value, low, high), head = self.total(head), _name(head)
-        if low <= 0 <= high:
+        if not (low > 0 or high < 0):
             difference = interval_text(value, low, high)
-            return f"{head} scores true and false labels alike: difference {difference}."
+            return (
+                f"{head} is not shown to score true labels above or below false labels: difference "
+                f"{difference}."
+            )
         strongest = (self.strongest(head, side) for side in ("query", "key"))
         sides = [list(zip(rows["writer"], rows["value"], strict=True)) for rows in strongest]
         above = "above" if value > 0 else "below"

@@ -142,9 +142,12 @@ def split_by_query(
     sizes = list(map(len, halves))
     if min(sizes) < n:
         n_queries = len({prompt.query for prompt in prompts})
+        remedy = f"draw at least {3 * n}, or use more rows"
+        if len(prompts) >= 3 * n:
+            remedy = f"draw more than {len(prompts)}, use more rows, or split off fewer than {n}"
         warn_user(
             f"the lists have {sizes[0]} and {sizes[1]} prompts instead of {n}: {len(prompts)} "
-            f"prompts with {n_queries} queries are too few; draw at least {3 * n}, or use more rows"
+            f"prompts with {n_queries} queries are too few; {remedy}"
         )
     return halves
 

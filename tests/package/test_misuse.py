@@ -46,6 +46,7 @@ def labels(batch):
 SHOWN = [il.Demonstration("a", "b")]
 MISUSE = {
     # prompts, tasks, models, metrics
+    lambda: il.html.attention_to_labels(None, HEADS): "must be an Explanation or Activations, got None",
     lambda: il.Prompt.parse(3): "must be a string, got 3",
     lambda: il.Prompt.parse("a : b \ud800 :"): "must be valid Unicode",
     lambda: il.Demonstration("x", ["a"]): "must be a string, got ['a']",

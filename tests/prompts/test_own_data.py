@@ -388,6 +388,10 @@ def test_too_few_prompts_for_two_lists_are_warned_of():
     prompts = il.load_task("sentiment-number", n=30)
     with pytest.warns(UserWarning, match=r"the lists have \d+ and \d+ prompts instead of 20: 30 prompts with"):
         il.split_by_query(prompts, 20)
+    first, second, third = il.load_task("sentiment-number", n=3)
+    with pytest.warns(UserWarning, match="30 prompts with 3 queries are too few; draw more than 30,") as caught:
+        il.split_by_query([first, second, third, third] + [first, second] * 13, 10)
+    assert "draw at least" not in str(caught[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         il.split_by_query(il.load_task("sentiment-number", n=60), 20)

@@ -75,6 +75,11 @@ def attention_to_labels(
         labels = () if source.is_plain_text else source.labels
         rows = {str(report.head): report.attention for report in reports}
     else:
+        if not isinstance(source, Activations):
+            raise InputError(
+                f"source must be an Explanation or Activations, got {short_repr(source)}; pass the "
+                "result of il.explain or il.capture"
+            )
         if not heads:
             raise InputError(
                 "heads must not be empty; pass the heads to draw, e.g. heads=[Head(3, 1)]"
