@@ -16,7 +16,13 @@ from icl_lens.intervals import MIN_CLUSTERS, Interval, bootstrap_interval, with_
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
 from icl_lens.result.base import Result
-from icl_lens.result.number_format import joined, percent, signed, signed_ends
+from icl_lens.result.number_format import (
+    interval_decimals,
+    joined,
+    percent,
+    signed,
+    signed_ends,
+)
 from icl_lens.result.tables import (
     format_share,
     intervals_note,
@@ -525,7 +531,8 @@ class TwoTowers(Result):
 
 
 def _nats(interval: Interval) -> str:
-    return f"{signed(interval.value, 2)}, {signed_ends(interval.low, interval.high, 2)}"
+    digits = interval_decimals(interval.low, interval.high)
+    return f"{signed(interval.value, digits)}, {signed_ends(interval.low, interval.high, digits)}"
 
 
 def _shares(share: Interval) -> str:

@@ -85,16 +85,23 @@ def interval_text(
         ('−0.0004 (95% interval −0.0012 … +0.0004)', '+0.00')
     """
     first, last = (low, high) if near is None else (near.low, near.high)
-    width = times * (last - first)
-    decimals = 2
-    if width > 0 and math.isfinite(width):
-        decimals = min(8, max(1 if times > 1 else 2, 1 - math.floor(math.log10(width))))
+    decimals = interval_decimals(first, last, times=times)
     number = signed(times * value, decimals)
     if low != low:
         return number
     ends = f"{signed(times * low, decimals)} … {signed(times * high, decimals)}"
     over_what = f" over {over}" if over else ""
     return f"{number} (95% interval {ends}{over_what})"
+
+
+def interval_decimals(low: float, high: float, *, times: int = 1) -> int:
+    """Return with how many decimals an interval is written: two, or one for numbers that are
+    multiplied, or as many as show two digits of its width.
+    """
+    width = times * (high - low)
+    if not (width > 0 and math.isfinite(width)):
+        return 2
+    return min(8, max(1 if times > 1 else 2, 1 - math.floor(math.log10(width))))
 
 
 def joined(names: Sequence[str]) -> str:
