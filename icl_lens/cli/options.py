@@ -429,9 +429,10 @@ class TaskOptions:
             console.print(Text("icl-lens check says what the model does on this task.\n", "dim"))
             return None
         console.print(str(behavior))
-        checked = replace(self, layout="random").prompts(n=behavior.n_prompts, seed=seed)
-        if measured is not None and set(measured) != set(checked):
-            console.print("The numbers below are of another sample of the task's prompts.")
+        if measured is not None:
+            checked = replace(self, layout="random").prompts(n=behavior.n_prompts, seed=seed)
+            if set(measured) != set(checked):
+                console.print("The numbers below are of another sample of the task's prompts.")
         console.print()
         return behavior
 
