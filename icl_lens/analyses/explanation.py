@@ -170,8 +170,10 @@ class Explanation(Result):
                 row.append(self.lost(report.ablated))
             rows.append(tuple(row))
         title = f"Heads by {self.settings.by}"
-        notes = (f"{self.scores_note}.",)
-        return Section(title, columns=tuple(columns), rows=tuple(rows), notes=notes)
+        notes = [f"{self.scores_note}."]
+        if not has_effects:
+            notes.append(f"{self.lost_note}.")
+        return Section(title, columns=tuple(columns), rows=tuple(rows), notes=tuple(notes))
 
     @property
     def prompt_pieces(self) -> tuple[str | Label, ...]:
@@ -395,6 +397,17 @@ class Explanation(Result):
             lost = f"the log-odds of {self.target}" if self.scores.compared_with else increase
             notes.append(f"effect: {lost} lost if it alone is zeroed at the last position")
         return "; ".join(notes)
+
+    @property
+    def lost_note(self) -> str:
+        """What the column of losses is."""
+        measure = f"log p({self.target})"
+        if self.scores.compared_with:
+            measure = f"the log-odds of {self.target}"
+        return (
+            f"{self.lost_name}: {measure} lost with this head alone zeroed at the last position; "
+            "positive: the head was needed"
+        )
 
     @property
     def contrast_name(self) -> str:

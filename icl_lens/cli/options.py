@@ -617,10 +617,12 @@ class SplitTask(TaskOptions):
         self, console: Console, tested: "Sequence[Prompt]", *, seed: int, is_undecided: bool
     ) -> None:
         """Print how many queries the test prompts have, and what gives more, if a result of them is
-        undecided.
+        undecided; without a task, print nothing.
         """
         from icl_lens.cli.more_queries import print_more_queries
 
+        if self.name is None:
+            return
         print_more_queries(
             console,
             self.find_task(),

@@ -176,13 +176,7 @@ def _heads_notes(explanation: Explanation, *, has_losses: bool) -> list[Text]:
     """Return notes that explain the scores of heads; `has_losses` is whether each was zeroed."""
     notes = [explanation.scores_note]
     if has_losses:
-        measure = f"log p({explanation.target})"
-        if explanation.scores.compared_with:
-            measure = f"the log-odds of {explanation.target}"
-        notes.append(
-            f"{explanation.lost_name}: {measure} lost with this head alone zeroed at the "
-            "last position; positive: the head was needed"
-        )
+        notes.append(explanation.lost_note)
     if explanation.all_heads.exchange:
         notes.append(explanation.exchange_note)
     texts = [Text(note, QUIET) for note in notes]

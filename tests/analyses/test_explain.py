@@ -209,7 +209,7 @@ def test_a_head_that_scores_the_other_label_higher_is_not_said_to_prefer_the_ans
     terminal = " ".join(ex.terminal_text(made_up).split())
     assert re.search(rf"Why {report.head} scores foo@[^:]* {compared} ", terminal)
     page = re.sub("<[^>]*>", "", made_up.to_html())
-    assert re.search(rf"Why \s*foo@[^:]* scores {compared} ", page)
+    assert re.search(rf"Why {report.head} scores \s*foo@[^:]* {compared} ", page)
 
 
 @pytest.mark.slow

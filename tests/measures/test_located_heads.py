@@ -97,14 +97,18 @@ def test_the_other_scores_of_listed_heads_are_those_of_their_functions(gpt2, wor
 
 def test_why_columns_are_missing_is_said_below_the_table(gpt2):
     """Not of prompts that have nothing to exchange."""
-    shown = [("love", "cat dog"), ("sad", "cat bar"), ("nine", "foo"), ("two", "cat")]
+    shown = [("love", "cat dog"), ("sad", "cat bar"), ("nine", "foo")]
     demonstrations = [il.Demonstration(text, label) for text, label in shown]
-    begin_alike = [il.Prompt(demonstrations, query, "foo") for query in ("one", "like")]
+    answers = {"one": "foo", "like": "cat bar", "red": "cat dog"}
+    begin_alike = [il.Prompt(demonstrations, query, answer) for query, answer in answers.items()]
     reason = "Queries, keys and values could not be exchanged: prompts must have labels that part at one token"
     located = il.locate(gpt2, begin_alike, k=2)
     assert "exchange" not in located.scores
     assert reason in located.summary()
-    for prompts in (PROMPTS[:2], [replace(prompt, answer="red", labels=None) for prompt in PROMPTS[:2]]):
+    for prompts in (
+        PROMPTS[:2],
+        [replace(prompt, answer="red", labels=("foo", "bar", "red")) for prompt in PROMPTS[:2]],
+    ):
         located = il.locate(gpt2, prompts, k=2)
         assert ("exchange" in located.scores) == (prompts == PROMPTS[:2])
         assert "could not be exchanged" not in located.summary()
