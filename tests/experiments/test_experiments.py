@@ -144,3 +144,38 @@ def test_planted_towers_are_seen_and_copying_the_last_label_is_not(setting, tmp_
     assert len(table) == 7
     assert table["as_predicted"].all(), table.to_string()
     assert table["above"].any() == (setting == "two-tower")
+
+
+CLAIMS = {
+    "wang2023": [True, True],  # texts reach labels in the first third of icl-mini's layers
+    "todd2024": [True, False, False, False],  # the vector carries labels, but not which is whose
+    "min2022": [None, None, None, False],  # with labels that say nothing, random ones teach nothing
+    "yin2025": [True],
+    "halawi2023": [False],
+    "olsson2022": [False],
+    "zhao2021": [False],
+}
+"""Script of a claim -> whether its first rows are above their controls on icl-mini, which learns
+which class has which label; None is not checked.
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_a_claim_of_the_literature_holds_where_it_must(claim, load_once, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(EXPERIMENTS / "literature")
+    table = import_module(claim).main(["-n", "24", "--out", str(tmp_path)])
+    assert table.columns.tolist() == COLUMNS
+    for row, is_above in enumerate(CLAIMS[claim]):
+        if is_above is not None:
+            assert (table["low"].iloc[row] > 0) == is_above, table.iloc[row]
+    settings = json.loads(next(tmp_path.rglob(f"{claim}.json")).read_text())
+    assert settings["weights"]
+
+
+def test_every_claim_is_listed_with_its_source():
+    readme = (EXPERIMENTS / "README.md").read_text(encoding="utf-8")
+    scripts = {path.stem for path in (EXPERIMENTS / "literature").glob("*.py")} - {"claims"}
+    assert scripts == set(CLAIMS)
+    for script in scripts:
+        assert f"`{script}.py` | arXiv " in readme
