@@ -7,6 +7,7 @@ from .analyses.comparison import compare as compare
 from .analyses.explain import explain as explain
 from .analyses.model_comparison import compare_models as compare_models
 from .analyses.task_behavior import task_check as task_check
+from .analyses.trace import trace as trace
 from .analyses.two_towers import two_towers as two_towers
 from .atlas.measure import head_atlas as head_atlas
 from .attribution.copying import head_copying as head_copying

@@ -7,6 +7,7 @@ from .analyses.explanation import Explanation as Explanation
 from .analyses.model_comparison import ModelComparison as ModelComparison
 from .analyses.pair_behavior import PairCheck as PairCheck
 from .analyses.task_behavior import TaskCheck as TaskCheck
+from .analyses.trace_result import Trace as Trace
 from .analyses.two_towers_result import TwoTowers as TwoTowers
 from .atlas.head_atlas import HeadAtlas as HeadAtlas
 from .attribution.copying import HeadCopying as HeadCopying

@@ -18,6 +18,7 @@ from icl_lens.cli.locate import locate
 from icl_lens.cli.models import models
 from icl_lens.cli.program import new_app, run_program
 from icl_lens.cli.towers import towers
+from icl_lens.cli.trace import trace
 
 app = new_app(
     invoke_without_command=True,  # for --version
@@ -41,6 +42,7 @@ Find and explain the attention heads behind in-context learning.
   atlas     every score of every head, and kinds of heads
   ablate    what is lost without heads, beside random heads
   towers    whether heads match queries and carry labels
+  trace     at which layer and token the query, texts and labels are read
   circuit   the edges through which heads work
   compare   two prompts, or two models
   live      a prompt in the browser: edit it, click heads, see what changes
@@ -70,7 +72,7 @@ def root(
         raise typer.Exit
 
 
-for command in (explain, check, locate, atlas, ablate, towers, circuit, compare):
+for command in (explain, check, locate, atlas, ablate, towers, trace, circuit, compare):
     app.command(epilog="More options: --help-all. Tasks: " + TASKS)(command)
 app.command()(live)
 app.command()(models)

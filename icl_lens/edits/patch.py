@@ -62,6 +62,7 @@ class Patch(Edit):
     its z, or, with `align="labels"`, the keys or values of the labels as its query sees them; at
     all other positions, the heads then keep the z that they have without this edit. This isolates
     the direct label → last-position path. Queries and z may come from prompts of another length.
+    `PatchSite` patches the residual stream, attention and FFN outputs, and neurons.
 
     Raise InputError for an unknown head, for prompts that do not match (naming the first row that
     differs), and for families whose attention cannot be recomputed.

@@ -133,7 +133,8 @@ def aligned_places(
             )
         for to_stretch, from_stretch in zip(ours, theirs, strict=True):
             pairs = zip(reversed(to_stretch), reversed(from_stretch), strict=False)
-            places += [(row, position, source_row, other) for position, other in pairs]
+            for position, source_position in pairs:
+                places.append((row, position, source_row, source_position))
     if not places:
         raise InputError(
             f"positions must be in at least one prompt, got {positions!r}, which none of them has"

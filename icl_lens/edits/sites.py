@@ -11,7 +11,7 @@ attention or FFN adds to it, and neurons of the FFN.
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from jaxtyping import Float
@@ -286,16 +286,15 @@ class AblateSite(SiteEdit):
 
     @property
     def _references(self) -> tuple[PromptBatch, ...]:
-        assert isinstance(self.reference, tuple)
-        return self.reference
+        return cast("tuple[PromptBatch, ...]", self.reference)
 
     def _resampled(self, view: ModelView, batch: PromptBatch) -> "AblateSite":
-        if len(self._references) > 1:
+        batches = list(self._references)
+        if len(batches) > 1:
             raise InputError(
-                "reference must be one batch for mode='resample' at a site, got "
-                f"{len(self._references)}"
+                f"reference must be one batch for mode='resample' at a site, got {len(batches)}"
             )
-        reference = self._references[0]
+        reference = batches[0]
         drawn = drawn_prompts(reference, batch, self.seed).tolist()
         places = aligned_places(batch, reference, drawn, self._positions)
         reading = SiteReading(Stage[self.site], self._layers, places)

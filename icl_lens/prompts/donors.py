@@ -7,7 +7,8 @@ exchanged.
    `exchange_labels`). Demonstrations of further labels stay as they are.
 3. Another query of the partner's class, or of the same class, comes from the other prompts
    (`other_queries`).
-4. One demonstration's text changes class, or those of all others (`with_own_text`,
+4. The demonstrations' texts are replaced by others of the same class (`same_class_texts`).
+5. One demonstration's text changes class, or those of all others (`with_own_text`,
    `with_other_texts`). The text of the other class that replaces it is one of the two queries,
    which no demonstration shows.
 """
@@ -115,6 +116,45 @@ def other_queries(prompts: Sequence[Prompt]) -> list[Queries]:
     a text, one of the prompt's own demonstrations is taken.
     """
     class_names = _class_names(prompts)
+    pools = _pools(prompts, class_names)
+    queries = []
+    for prompt, class_of in zip(prompts, class_names, strict=True):
+        rng = random.Random(f"{prompt}")
+        answer, partner = str(prompt.answer), partner_label(prompt)
+        of_partner = rng.choice(_unshown(prompt, partner, class_of.get(partner), pools))
+        of_answer = rng.choice(_unshown(prompt, answer, class_of.get(answer), pools))
+        queries.append(Queries(other=of_partner, same=of_answer))
+    return queries
+
+
+def same_class_texts(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return the prompts with other texts of the same classes in their demonstrations; labels,
+    query and answer stay.
+
+    Texts are those of the other prompts, each used once in a prompt if there are enough. A text
+    whose class is unknown (see `other_queries`), or that has no other, stays.
+    """
+    class_names = _class_names(prompts)
+    pools = list(reversed(_pools(prompts, class_names)))
+    changed = []
+    for prompt, class_of in zip(prompts, class_names, strict=True):
+        rng = random.Random(f"same class {prompt}")
+        texts: list[str] = []
+        for demonstration in prompt.demonstrations:
+            label, shown = demonstration.label, {prompt.query, *_texts(prompt)}
+            unused: list[str] = []
+            if label in class_of:
+                candidates = _unshown(prompt, label, class_of[label], pools)
+                unused = [text for text in candidates if text not in {*shown, *texts}]
+            texts.append(rng.choice(unused) if unused else demonstration.text)
+        changed.append(_with_texts(prompt, texts, answer=prompt.answer))
+    return changed
+
+
+def _pools(
+    prompts: Sequence[Prompt], class_names: Sequence[Mapping[str, str]]
+) -> list[dict[str, list[str]]]:
+    """Return the queries, and the demonstrations' texts, of each class."""
     queries_of: dict[str, list[str]] = {}
     texts_of: dict[str, list[str]] = {}
     for prompt, class_of in zip(prompts, class_names, strict=True):
@@ -125,15 +165,7 @@ def other_queries(prompts: Sequence[Prompt]) -> list[Queries]:
             if demonstration.label in class_of:
                 texts = texts_of.setdefault(class_of[demonstration.label], [])
                 texts.append(demonstration.text)
-    pools = [_without_repeats(queries_of), _without_repeats(texts_of)]
-    queries = []
-    for prompt, class_of in zip(prompts, class_names, strict=True):
-        rng = random.Random(f"{prompt}")
-        answer, partner = str(prompt.answer), partner_label(prompt)
-        of_partner = rng.choice(_unshown(prompt, partner, class_of.get(partner), pools))
-        of_answer = rng.choice(_unshown(prompt, answer, class_of.get(answer), pools))
-        queries.append(Queries(other=of_partner, same=of_answer))
-    return queries
+    return [_without_repeats(queries_of), _without_repeats(texts_of)]
 
 
 def _without_repeats(texts_of: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:

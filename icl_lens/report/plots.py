@@ -22,6 +22,7 @@ from matplotlib.ticker import MaxNLocator
 from icl_lens.analyses.explanation import Explanation
 from icl_lens.errors import InputError
 from icl_lens.report.axes import (
+    DIVERGING,
     ERROR_BARS,
     MARKERS,
     by_sign,
@@ -59,6 +60,7 @@ __all__ = [
     "layer_bars",
     "similarity_matrix",
     "top_head_bars",
+    "trace",
     "writer_pairs",
 ]
 
@@ -495,6 +497,46 @@ def exchanges(table: pd.DataFrame, *, width: float = COLUMN) -> Figure:
     ax.set_xlabel("log-odds lost by the answer (nats)")
     legend(ax, ncols=1)
     tidy(ax)
+    return figure
+
+
+def trace(table: pd.DataFrame, *, value: str = "log_odds_lost", width: float = COLUMN) -> Figure:
+    """Plot what each exchange of `il.trace` costs the answer (nats), by role and layer, one map for
+    each site.
+
+    `table` is `Trace.to_frame()`: columns site, role, layer and `value` ("difference" is that from
+    the control). All maps have one symmetric scale, blue where the answer loses and orange where it
+    gains. Raise InputError for missing columns or an empty table.
+    """
+    require(table, "site", "role", "layer", value)
+    sites, roles = list(dict.fromkeys(table["site"])), list(dict.fromkeys(table["role"]))
+    layers = sorted(set(table["layer"]))
+    figure = new_figure(width, len(sites) * (0.55 + 0.17 * len(roles)) + 0.3)
+    axes = figure.subplots(len(sites), 1, squeeze=False)[:, 0]
+    reach = float(np.abs(table[value].to_numpy(dtype=float)).max()) or 1.0
+    meshes = []
+    for ax, site in zip(axes, sites, strict=True):
+        of_site = table[table["site"] == site]
+        grid = of_site.pivot_table(index="role", columns="layer", values=value)
+        rows = grid.loc[roles, layers].to_numpy()
+        style: dict[str, Any] = {"edgecolors": "face", "linewidth": 0.1}
+        edges = np.arange(len(layers) + 1) - 0.5, np.arange(len(roles) + 1) - 0.5
+        mesh = ax.pcolormesh(*edges, rows, cmap=DIVERGING, vmin=-reach, vmax=reach, **style)
+        meshes.append(mesh)
+        ax.invert_yaxis()
+        ax.spines[:].set_visible(False)
+        ax.set_yticks(np.arange(len(roles)), list(map(plain, roles)), fontsize=7)
+        step = max(1, len(layers) // 8)
+        ax.set_xticks(np.arange(0, len(layers), step), layers[::step], fontsize=7)
+        ax.tick_params(length=0)
+        ax.set_title(site, loc="left", fontsize=8)
+    axes[-1].set_xlabel("layer", fontsize=8)
+    bar = figure.colorbar(meshes[0], ax=list(axes), shrink=0.9, pad=0.03)
+    label = "log-odds lost by the answer (nats)"
+    bar.set_label("log-odds lost beyond the control (nats)" if value == "difference" else label)
+    bar.ax.yaxis.label.set_fontsize(7)
+    bar.ax.tick_params(labelsize=7)
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     return figure
 
 

@@ -13,6 +13,7 @@ from rich.console import RenderableType
 
 from icl_lens.analyses.explanation import Explanation
 from icl_lens.analyses.model_comparison import ModelComparison
+from icl_lens.analyses.trace_result import Trace
 from icl_lens.analyses.two_towers_result import TwoTowers
 from icl_lens.atlas.head_atlas import HeadAtlas
 from icl_lens.measures.circuit import Circuit
@@ -115,6 +116,8 @@ def figures(result: Displayed) -> "dict[str, Figure]":
         return plots.explanation_figures(result)
     if isinstance(result, TwoTowers):
         return {"exchanges": plots.exchanges(result.to_frame())}
+    if isinstance(result, Trace):
+        return {"map": plots.trace(result.to_frame())}
     if isinstance(result, ModelComparison) and result.same_heads:
         names = (f"A: {result.models[0]}", f"B: {result.models[1]}")
         label = f"mean {result.by} (nats)"

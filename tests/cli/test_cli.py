@@ -127,7 +127,7 @@ def test_models_and_help_need_no_model(run, argument, expected):
     assert expected in out
 
 
-COMMANDS = ("explain", "check", "locate", "atlas", "ablate", "towers", "circuit", "compare")
+COMMANDS = ("explain", "check", "locate", "atlas", "ablate", "towers", "trace", "circuit", "compare")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -151,7 +151,7 @@ def test_every_task_is_in_help():
 def test_without_arguments_the_commands_are_listed(run):
     code, out, _ = run()
     assert code == 0
-    assert len(out.splitlines()) <= 15
+    assert len(out.splitlines()) <= 16
     for name in (*COMMANDS, "models"):
         assert f"\n  {name} " in out
 

@@ -94,6 +94,24 @@ def test_the_stream_after_a_layer_is_that_before_the_next(load_tiny):
         assert (first - il.score(model, batch)).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("family", ["gpt2", "gptj"])
+def test_what_a_layer_adds_makes_the_stream_after_it(load_tiny, family):
+    model = load_tiny(family)
+    batch, source = pair(model)
+
+    def patched(positions, *sites):
+        return [il.PatchSite(site, 1, source, positions=positions) for site in sites]
+
+    # Other positions attend to the input of this one, so that it is exchanged at the last only.
+    sets = [patched("last", "resid_post"), patched("last", "resid_pre", "attn_out", "mlp_out")]
+    if family == "gpt2":
+        sets += [patched("separators", "resid_post"), patched("separators", "resid_mid", "mlp_out")]
+    scores = il.score(model, batch, sets).unbind(1)
+    for whole, added in zip(scores[::2], scores[1::2], strict=True):
+        assert_close(added, whole)
+        assert (whole - il.score(model, batch)).abs().max() > 1e-3
+
+
 def test_nested_blocks_and_sets_in_a_block_are_one_set(load_tiny):
     """Whatever sites they are at: "resid_mid" is written through attention's output."""
     model = load_tiny("gpt2")

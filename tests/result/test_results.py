@@ -40,6 +40,7 @@ MAKE = {
     "Comparison": lambda m: il.compare(m.get("Explanation"), explained(m, "two : foo love : bar like :")),
     "ModelComparison": lambda m: il.compare_models(m.model, m.model, m.prompts),
     "TwoTowers": lambda m: il.two_towers(m.model, m.prompts, ["L5H0"], n_random=3),
+    "Trace": lambda m: il.trace(m.model, m.prompts, layers=[2, 5]),
     "TopHeads": lambda m: il.top_heads(il.capture(m.model, m.batch), k=3),
     "TopSubheads": lambda m: il.top_subheads(m.acts, k=3),
     "LayerIncreases": lambda m: il.layer_log_prob_increase(m.acts),
@@ -77,6 +78,7 @@ MAKE = {
 FIRST = {
     "Explanation": ["name", "contrast", "increase"],
     "Comparison": ["name", "change", "a", "b"],
+    "Trace": ["site", "role", "layer"],
     "ModelComparison": ["name", "change", "low", "high"],
     "TwoTowers": ["exchanged", "predicted", "log_odds_lost", "low", "high"],
     "TopHeads": ["name", "value"],
@@ -109,6 +111,7 @@ HEADLINE = {
     "Explanation": lambda saved: f"{saved.heads[0].head} {saved.heads[0].scores['contrast']:+.3f}",
     "Comparison": lambda saved: f"{saved.to_frame()['change'][0]:+.3f}",
     "ModelComparison": lambda saved: f"{saved.a['accuracy'].mean():.1%} of 8 prompts correctly",
+    "Trace": lambda saved: saved.finding,
     "TwoTowers": lambda saved: saved.verdict,
     "LayerIncreases": lambda saved: f"{saved.attn.mean(0)[0]:+.3f}",
     "ScoreParts": lambda saved: f"{saved.query_side.flatten(0, 1).mean(0).abs().max():.3f}",

@@ -316,6 +316,13 @@ def _patched_sets(case: Case) -> dict[str, Tensor]:
     }
 
 
+def _traced(case: Case, **options: Any) -> Tensor:
+    """Return the log-odds lost [prompt site role layer] with prompts of other lengths."""
+    sites = ("resid_pre", "attn_out")
+    traced = il.trace(case.model, case.batch, case.stretched, sites=sites, layers=[0, 2], **options)
+    return torch.from_numpy(traced.lost)
+
+
 def _patched_sites(case: Case) -> Tensor:
     sets = []
     for site in ("resid_pre", "attn_out", "resid_post"):
@@ -542,6 +549,7 @@ CALLS: dict[str, Call] = {
     "mean_score_parts": _mean(_mean_parts),
     "locate_circuit": _mean(_circuit),
     "two_towers": _mean(exchanged),
+    "trace": _rows(_traced),
     "locate.exchange": _mean(located_towers),
 }
 """Name → a call whose results are numbers."""

@@ -1255,6 +1255,23 @@ def sites(c: Both) -> None:
         assert_close(c.within(il.edited(c.model, *sets[number], batch=c.batch)), their_log_probs[:, number])
 
 
+@checks("trace")
+def traced(c: Both) -> None:
+    """A naive loop over sites, roles and layers, every one a whole pass."""
+    ours = il.trace(c.model, c.batch, c.stretched, sites=("resid_pre", "attn_out"), layers=[0, 2])
+    values = values_at_sites(c.hf, trimmed(c.stretched))
+    intact = c.scored(c.clean_log_probs)["log_odds"]
+    for site_number, role_number, layer_number in product(range(2), range(5), range(2)):
+        where, layer = reference_site(ours.sites[site_number]), ours.layers[layer_number]
+
+        def exchanged(row: int, where: Any = where, layer: int = layer, role: str = ours.roles[role_number]) -> Edit:
+            places = c.places(row, SITE_ROLES[role])
+            return writing(where, layer, places, values[row][where, layer][[place + 1 for place in places]])
+
+        lost = intact - c.scored(c.log_probs(exchanged))["log_odds"]
+        assert_close(ours.lost[:, site_number, role_number, layer_number], lost, scale=8.0)
+
+
 def zeroed_then_mean(site: str, mean: Tensor, row: int) -> Edit:
     return in_turn(writing(site, 1, slice(None), 0.0), writing(site, 2, slice(None), mean))
 
@@ -1371,7 +1388,7 @@ queries and keys.
 """
 READ_NORMS = {"last_query", "label_similarity", "metric", "score_parts"}
 """Checks in which norms of queries and keys matter most."""
-LONG = {"edges", "patched", "sites"}
+LONG = {"edges", "patched", "sites", "traced"}
 """Checks that take so long that no family is quick."""
 
 

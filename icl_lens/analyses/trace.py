@@ -1,0 +1,274 @@
+"""Trace where prompts hold what answers them: exchange what is at each layer and token role for
+what a counterfactual prompt has there (activation patching).
+
+1. Donors are the prompts with one thing exchanged (`prompts.donors`), or prompts of your own.
+   Control donors have another text of the same class in its place, so that the answer stays.
+2. Every exchange is one `PatchSite`. A pass begins at the edited layer, the last position re-runs
+   one token, and roles that come before the first exchanged token are not run: nothing changes
+   there.
+3. `Trace` (in `trace_result`) has the log-odds that the answer loses, by prompt.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from icl_lens.analyses.trace_result import Trace
+from icl_lens.edits.edit import Edit, Stage
+from icl_lens.edits.site_hooks import check_site
+from icl_lens.edits.site_positions import ROLE_NAMES, SitePositions, aligned_places
+from icl_lens.edits.sites import SITES, PatchSite, Site
+from icl_lens.engine.score import score_sets
+from icl_lens.errors import InputError, check_choice, check_integers, short_repr
+from icl_lens.measures.effects import AnswerTokens
+from icl_lens.models.active_edits import active_edits
+from icl_lens.models.identity import reads_only_earlier_tokens
+from icl_lens.models.sizes import rows_at_once
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch, prompts_digest
+from icl_lens.prompts.donors import donor_prompts, same_class_texts
+from icl_lens.prompts.plain_text import Text
+from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template
+from icl_lens.prompts.tokenize import tokenize, tokenizer_like
+from icl_lens.runs.run import Run
+from icl_lens.runs.stream import plan_in_order, start
+
+Donors = Literal["query", "texts", "labels"]
+DONORS: tuple[Donors, ...] = get_args(Donors)
+ROLES: tuple[SitePositions, ...] = (*ROLE_NAMES, "last")
+N_LAYERS = 15
+"""Layers that are exchanged by default, at most."""
+
+
+def trace(
+    model: Any,
+    prompts: PromptBatch | Sequence[Prompt | Text],
+    donors: Donors | PromptBatch | Sequence[Prompt | Text] = "query",
+    *,
+    controls: PromptBatch | Sequence[Prompt | Text] | None = None,
+    sites: Sequence[Site] = ("resid_pre",),
+    layers: Sequence[int] | None = None,
+    template: Template = DEFAULT_TEMPLATE,
+    prepend_bos: bool | None = None,
+    run: Run | None = None,
+) -> Trace:
+    """Exchange what is at each site, layer and token role for what a donor prompt has there, and
+    return the log-odds (nats) that the answer loses.
+
+    `donors` are the prompts with one thing exchanged, so that the partner, another label, becomes
+    the answer (`il.donor_prompts`):
+
+    - "query": a query of the other class; the control is another query of the same class;
+    - "texts": the texts of the two classes exchanged; the control has other texts of the same
+      classes;
+    - "labels": the two labels exchanged; the control is that of "texts";
+    - or prompts of your own, one for each prompt, with `controls` of your own, if any.
+
+    Roles are the demonstrations' "texts" and "labels", "separators" (all other tokens before the
+    last), the text of the "query", and the "last" token; tokens of two prompts are paired as in
+    `PatchSite`. Plain texts (`il.Text`, with `answer` and `against`) have no roles, and each of
+    their positions is exchanged; all must have the same number of tokens.
+
+    `sites` are those of `PatchSite`: "resid_pre", the residual stream before the layer, by default.
+    `layers` are all layers or, in models with more than 15, about 15 that are evenly spaced.
+    `template` and `prepend_bos` are those of `il.tokenize`, for prompts that are not tokenized, and
+    `run` says how the prompts run (see `Run`).
+
+    Raise InputError for prompts without answers or with nothing to compare them with, donors that
+    do not match, and sites or layers that the model does not have.
+
+    Example:
+        >>> prompts = il.load_task("sentiment-number", n=8)
+        >>> traced = il.trace(model, prompts, "query", layers=[1, 4, 7])
+        >>> traced.to_frame().columns.tolist()[:5]
+        ['site', 'role', 'layer', 'log_odds_lost', 'low']
+        >>> traced.roles
+        ('texts', 'labels', 'query', 'separators', 'last')
+    """
+    view = ModelView.of(model)
+
+    def tokenized(listed: Any) -> PromptBatch:
+        if isinstance(listed, PromptBatch):
+            return listed
+        return tokenize(model, listed, template=template, prepend_bos=prepend_bos)
+
+    batch = tokenized(prompts)
+    name, donor, control = _donor_batches(model, batch, donors, controls, tokenized)
+    answers = AnswerTokens.from_batch(view, batch, None, None)
+    checked_sites = _checked_sites(view, sites)
+    checked_layers = _checked_layers(view, layers)
+    roles = _roles(batch, donor)
+    batches = {"donor": donor} if control is None else {"donor": donor, "control": control}
+
+    def compute(rows: list[int]) -> dict[str, Tensor | list[str]]:
+        piece = batch[rows]
+        piece_answers = answers.select(rows)
+        columns: dict[str, Tensor | list[str]] = {}
+        for kind, source in batches.items():
+            log_odds = _exchanged(
+                view, piece, source[rows], piece_answers, roles, checked_sites, checked_layers
+            )
+            columns["log_odds"] = log_odds[:, 0]
+            columns[kind] = log_odds[:, :1] - log_odds[:, 1:]
+        of_donor, _ = score_sets(view, donor[rows], [[]], piece_answers.log_odds)
+        columns["donor_log_odds"] = of_donor[:, 0, 0]
+        return columns
+
+    options = {
+        "sites": list(checked_sites),
+        "layers": list(checked_layers),
+        "donors": {kind: prompts_digest(source) for kind, source in batches.items()},
+    }
+    width = batch.tokens.shape[1]
+    plan = plan_in_order(batch, run, n_tokens=width * rows_at_once(view, width))
+    with start(run, model, batch, "trace", options, plan=plan) as stream:
+        columns = stream.map("exchanges", compute)
+    shape = len(batch), len(checked_sites), len(roles), len(checked_layers)
+    lost = {kind: columns[kind].astype(float).reshape(shape) for kind in batches}
+    answer_names = [str(prompt.answer) for prompt in batch.prompts]
+    return Trace(
+        model=view.name,
+        donors=name,
+        sites=checked_sites,
+        roles=tuple(_role_name(batch, role) for role in roles),
+        layers=checked_layers,
+        n_layers=view.n_layers,
+        lost=lost["donor"],
+        control_lost=lost.get("control"),
+        log_odds=columns["log_odds"].astype(float),
+        donor_log_odds=columns["donor_log_odds"].astype(float),
+        queries=batch.queries,
+        answers=tuple(answer_names),
+        text=batch.texts[0],
+        edits=active_edits(view),
+    )
+
+
+def _donor_batches(
+    model: Any, batch: PromptBatch, donors: Any, controls: Any, tokenized: Any
+) -> tuple[str, PromptBatch, PromptBatch | None]:
+    """Return the name of donors, the donors, and their controls, if any."""
+    if not isinstance(donors, str):
+        control = None if controls is None else tokenized(controls)
+        donor = tokenized(donors)
+        for name, source in (("donors", donor), ("controls", control)):
+            if source is not None and len(source) != len(batch):
+                raise InputError(
+                    f"{name} must have one prompt per prompt, {len(batch)}, got {len(source)}"
+                )
+        return "your donors", donor, control
+    check_choice("donors", donors, DONORS)
+    if controls is not None:
+        raise InputError(f"controls must be None for donors={donors!r}, which have their own")
+    if not batch.prompts:
+        raise InputError(
+            f"donors must be prompts for texts without demonstrations, got {donors!r}; pass one "
+            "text per text"
+        )
+    exchanged = donor_prompts(batch.prompts)
+    control_prompts = exchanged["same class"]
+    if donors != "query":
+        control_prompts = same_class_texts(batch.prompts)
+    like = tokenizer_like(model, batch)
+    rows = range(len(batch))
+    return donors, like(exchanged[donors], rows), like(control_prompts, rows)
+
+
+def _checked_sites(view: ModelView, sites: Sequence[Site]) -> tuple[Site, ...]:
+    if isinstance(sites, str) or not sites:
+        raise InputError(f"sites must be a list of sites, got {short_repr(sites)}")
+    for site in sites:
+        check_choice("sites", site, SITES)
+        check_site(view, Stage[site])
+    return tuple(dict.fromkeys(sites))
+
+
+def _checked_layers(view: ModelView, layers: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the layers to exchange, in order; by default, at most `N_LAYERS` of them."""
+    if layers is None:
+        step = -(-view.n_layers // N_LAYERS)
+        return tuple(range(0, view.n_layers, step))
+    names = [f"layers[{number}]" for number in range(len(layers))]
+    checked = check_integers(**dict(zip(names, layers, strict=True)))
+    if not checked or not all(0 <= layer < view.n_layers for layer in checked):
+        raise InputError(
+            f"layers must be between 0 and {view.n_layers - 1} for {view.name}, at least one, got "
+            f"{short_repr(list(layers))}"
+        )
+    return tuple(sorted(set(checked)))
+
+
+def _roles(batch: PromptBatch, donor: PromptBatch) -> tuple[SitePositions, ...]:
+    """Return the roles of prompts or, for plain texts, their positions, one by one."""
+    if batch.has_demonstrations:
+        return ROLES
+    lengths = {*(batch.last + 1).tolist(), *(donor.last + 1).tolist()}
+    if len(lengths) > 1:
+        raise InputError(
+            "texts and donors must have the same number of tokens, got "
+            f"{min(lengths)} to {max(lengths)}; trace texts of one length at a time"
+        )
+    return tuple((position,) for position in range(lengths.pop()))
+
+
+def _role_name(batch: PromptBatch, role: SitePositions) -> str:
+    """Return the name of a role, or of a position: its number and the first text's token."""
+    if isinstance(role, str):
+        return role
+    (position,) = role
+    return f"{position} {batch.token_names[0][position]}"
+
+
+def _exchanged(
+    view: ModelView,
+    batch: PromptBatch,
+    source: PromptBatch,
+    answers: AnswerTokens,
+    roles: Sequence[SitePositions],
+    sites: Sequence[Site],
+    layers: Sequence[int],
+) -> Tensor:
+    """Return the answers' log-odds [prompt 1 + site · role · layer]: intact, and with each
+    exchange.
+    """
+    changed: list[SitePositions] = []
+    for role in roles:
+        if _may_change(view, batch, source, role):
+            changed.append(role)
+    sets: list[list[Edit]] = [[]]
+    for site in sites:
+        for role in changed:
+            for layer in layers:
+                sets.append([PatchSite(site, layer, source, positions=role)])
+    scores, _ = score_sets(view, batch, sets, answers.log_odds)
+    scores = scores[:, :, 0].cpu()
+    by_role = scores[:, 1:].unflatten(1, (len(sites), len(changed), len(layers)))
+    all_roles = scores[:, 0, None, None, None].repeat(1, len(sites), len(roles), len(layers))
+    for number, role in enumerate(changed):
+        all_roles[:, :, roles.index(role)] = by_role[:, :, number]
+    return torch.cat([scores[:, :1], all_roles.flatten(1)], dim=1)
+
+
+def _may_change(
+    view: ModelView, batch: PromptBatch, source: PromptBatch, role: SitePositions
+) -> bool:
+    """Return whether a token of a role, or one before it, differs between a prompt and its
+    source.
+    """
+    if not reads_only_earlier_tokens(view.model):
+        return True
+    positions = role if isinstance(role, str) else tuple(role)
+    places = aligned_places(batch, source, range(len(batch)), positions)
+    rows = zip(
+        places.prompt.tolist(),
+        places.position.tolist(),
+        places.source_position.tolist(),
+        strict=True,
+    )
+    for row, position, source_position in rows:
+        ours = batch.tokens[row, : position + 1]
+        if not torch.equal(ours, source.tokens[row, : source_position + 1]):
+            return True
+    return False

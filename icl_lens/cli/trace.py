@@ -1,0 +1,115 @@
+"""`icl-lens trace`: exchange what is at each layer and token role for what other prompts have
+there.
+"""
+
+import shlex
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from typer import Option
+
+from icl_lens.cli.console import PlainConsole, progress
+from icl_lens.cli.option_groups import grouped
+from icl_lens.cli.options import (
+    ModelOptions,
+    OutputOptions,
+    RunOutput,
+    SeedOption,
+    TaskOptions,
+    TokenOptions,
+    preview,
+)
+from icl_lens.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedTask(TaskOptions):
+    """A task whose prompts are traced."""
+
+    n: Annotated[int, Option("--n", "-n", min=2, help="Number of prompts.")] = 40
+    check: Annotated[
+        bool, Option("--check/--no-check", help="First report what the model does on the task.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions:
+    """What is exchanged, and where."""
+
+    panel: ClassVar[str] = "Exchanges"
+
+    donors: Annotated[
+        Literal["query", "texts", "labels"],
+        Option(help="What other prompts have exchanged."),
+    ] = "query"
+    sites: Annotated[str, Option(help="Sites, e.g. resid_pre,attn_out,mlp_out.")] = "resid_pre"
+    layers: Annotated[
+        str | None, Option(help="Layers, e.g. 0,5,10.", show_default="up to 15, evenly spaced")
+    ] = None
+
+    @property
+    def site_names(self) -> list[Any]:
+        return [name.strip() for name in self.sites.split(",") if name.strip()]
+
+    @property
+    def layer_numbers(self) -> list[int] | None:
+        """The layers; raise InputError unless they are integers."""
+        if self.layers is None:
+            return None
+        try:
+            return [int(layer) for layer in self.layers.split(",")]
+        except ValueError:
+            raise InputError(
+                f"--layers must be layers such as 0,5,10, got {self.layers!r}"
+            ) from None
+
+
+@grouped
+def trace(
+    output: OutputOptions,
+    output_folder: RunOutput,
+    traced: TraceOptions,
+    task: TracedTask,
+    tokens: TokenOptions,
+    model: ModelOptions,
+    seed: SeedOption = 0,
+) -> None:
+    """Trace where a model holds the query's class, the texts' classes, or the labels, by layer and
+    token role.
+
+    What is at a site (the residual stream before a layer, by default) of the texts, labels,
+    separators, query or last token is exchanged for what a prompt with another query, or with
+    exchanged texts or labels, has there. Prompts with other texts of the same class are the
+    control.
+    """
+    from icl_lens.analyses.trace import trace as trace_prompts
+    from icl_lens.report.views import page as page_of
+    from icl_lens.runs.run import Run
+
+    output.check()
+    console = PlainConsole()
+    prompts = task.prompts(n=task.n, seed=seed)
+    task.print_data(console, prompts, tokens)
+    loaded = model.load()
+    batch = tokens.tokenize(loaded, prompts)
+    console.print(preview(batch))
+    model.warn_of_words(console, prompts)
+    behavior = task.print_behavior(console, loaded, tokens, n=task.n, seed=seed)
+    with progress() as report:
+        result = trace_prompts(
+            loaded,
+            batch,
+            traced.donors,
+            sites=traced.site_names,
+            layers=traced.layer_numbers,
+            run=Run(output_folder.out, progress=report),
+        )
+    command = shlex.join(["icl-lens", *sys.argv[1:]])
+    descriptions = {"text": result.text, "command": command, "behavior": str(behavior or "")}
+    page = output.write(lambda: page_of(result, **descriptions))
+    output.write_json(
+        lambda: result.to_json(command=command, task_check=behavior and behavior.to_dict())
+    )
+    console.print(result)
+    output.show(page, console)
