@@ -7,6 +7,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
@@ -142,7 +143,7 @@ class HeadScore(Displayed):
         frame = self.to_frame().head(SHOWN_ROWS // 2)
         columns: dict[str, list[Any]] = {"head": frame["name"].tolist()}
         columns[self.title] = list(map(self.format, frame["mean"]))
-        if not frame["low"].isna().all():
+        if not bool(self.low.isnan().all()):
             ends = zip(frame["low"], frame["high"], strict=True)
             columns["95% interval"] = [f"{self.format(a)} … {self.format(b)}" for a, b in ends]
             columns["selected"] = list(map(format_share, frame["selected"]))
@@ -286,14 +287,15 @@ class HeadAtlas(Result):
         rows = []
         for first, second in combinations(self, 2):
             values = pd.DataFrame({"first": first.mean.flatten(), "second": second.mean.flatten()})
-            in_both = values.dropna()
-            ranks = in_both.rank()
+            ranks = values.dropna().rank().to_numpy().T
+            with np.errstate(invalid="ignore", divide="ignore"):  # NaN for equal scores
+                spearman = float(np.corrcoef(ranks)[0, 1])
             lists = [set(score.top(self.k)) for score in (first, second)]
             rows.append(
                 {
                     "first": first.name,
                     "second": second.name,
-                    "spearman": ranks["first"].corr(ranks["second"]),
+                    "spearman": spearman,
                     "shared": len(lists[0] & lists[1]),
                     "expected": len(lists[0]) * len(lists[1]) / self.n_heads,
                 }

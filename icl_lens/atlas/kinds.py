@@ -76,7 +76,7 @@ def average_head_p_values(
     Prompts with the same query are flipped together. Prompts without the score do not count.
     """
     shape, scores = scores.shape[1:], scores.reshape(len(scores), -1)
-    has_score = ~np.isnan(scores).all(1)
+    has_score = np.asarray(~np.isnan(scores).all(1))
     names = [query for query, counts in zip(queries, has_score, strict=True) if counts]
     distinct, index = np.unique(names, return_inverse=True)
     if len(distinct) < MIN_QUERIES:

@@ -198,7 +198,9 @@ class Survey:
         options = {"n": n_turned, "n_tokens": n_tokens, "seed": self.seed}
         sequences = repeated_sequences(self.view.model, **options)
         turned, by_distance = turned_attention(self.view, sequences, n_tokens, N_TURNS, self.seed)
-        turned_by_name = dict(zip(ATTENTION_SCORES, turned.unbind(-1), strict=True))
+        turned_by_name: dict[str, Tensor] = {}
+        for name, turned_score in zip(ATTENTION_SCORES, turned.unbind(-1), strict=True):
+            turned_by_name[name] = turned_score
         distances = {"previous_token": 1, "duplicate_token": n_tokens, "induction": n_tokens - 1}
         for name, distance in distances.items():
             elsewhere = by_distance.clone()
