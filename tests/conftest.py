@@ -30,7 +30,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     sample: list[pytest.Item] = []
     deselected: list[pytest.Item] = []
     for item in items:
-        in_sweep = item.path.parent.name == SWEEP_FOLDER and item.get_closest_marker("slow") is not None
+        in_sweep = (
+            item.path.parent.name == SWEEP_FOLDER and item.get_closest_marker("slow") is not None
+        )
         is_repeated = in_sweep or item.get_closest_marker("rotating") is not None
         place = zlib.crc32(f"{seed} {item.nodeid}".encode()) % SAMPLE_SHARE
         is_left_out = is_repeated and place != 0

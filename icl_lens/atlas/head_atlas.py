@@ -329,7 +329,7 @@ class HeadAtlas(Result):
         counts = []
         for kind, heads in self.kinds.items():
             if heads:
-                counts.append(f"{len(heads)} {kind}")
+                counts.append(f"{kind} ({len(heads)})")
         if not counts:
             return f"None {of_model} stands out by any of {len(self.kinds)} kinds."
         has = "has" if len(self.names) == 1 else "have"

@@ -35,7 +35,9 @@ def test_an_index_selects_the_rows_of_the_batch(gpt2_acts, index):
     for name in ("resid_final", "z", "q", "pass_v"):
         width = selected.batch.tokens.shape[1]
         expected = getattr(gpt2_acts, name)[list(rows)]
-        assert torch.equal(getattr(selected, name), expected[:, :, :width] if name == "pass_v" else expected), name
+        assert torch.equal(
+            getattr(selected, name), expected[:, :, :width] if name == "pass_v" else expected
+        ), name
     assert_close(selected.label_log_probs, gpt2_acts.label_log_probs[list(rows)])
 
 
@@ -76,7 +78,9 @@ def test_predicted_looks_at_the_prompts_own_labels(gpt2):
 def test_caches_that_do_not_fit_are_refused(gpt2, gpt2_batch, rows, how, message):
     _, cache = gpt2.run_with_cache(gpt2_batch.tokens[rows], **how)
     with pytest.raises(il.InputError, match=message):
-        il.Activations.from_cache(gpt2, cache, gpt2_batch[:1] if "remove_batch_dim" in how else gpt2_batch)
+        il.Activations.from_cache(
+            gpt2, cache, gpt2_batch[:1] if "remove_batch_dim" in how else gpt2_batch
+        )
 
 
 def test_caches_of_shorter_or_longer_prompts_are_refused(gpt2, gpt2_batch):
@@ -103,7 +107,9 @@ def test_increases_in_other_precisions_are_those_in_float32(load_tiny, name, dty
     increases = il.head_log_prob_increase(acts, batch.answer_tokens)
     expected = il.head_log_prob_increase(exact, batch.answer_tokens)
     assert increases.dtype == acts.readout.dtype
-    rounding = max(tolerance(), tolerance(dtype, n_terms=1, scale=0.5))  # increases here are around a half
+    rounding = max(
+        tolerance(), tolerance(dtype, n_terms=1, scale=0.5)
+    )  # increases here are around a half
     torch.testing.assert_close(increases.float(), expected, atol=rounding, rtol=0)
     top = il.top_subheads(acts, k=5, by="increase")
     everything = il.subhead_log_prob_increase(acts, batch.answer_tokens)
@@ -117,7 +123,10 @@ def test_increases_in_other_precisions_are_those_in_float32(load_tiny, name, dty
     "name",
     [
         "icl-mini",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("icl-mini-llama", "icl-mini-gptj")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("icl-mini-llama", "icl-mini-gptj")
+        ),
     ],
 )
 def test_half_precision_finds_the_same_heads(name):
@@ -155,7 +164,9 @@ def test_gelu_is_one_kernel_in_passes_of_our_own(load_tiny, gpt2_batch, written_
     model = load_tiny("gpt2", dtype=dtype)
     layers = ModelView.of(model).n_layers
     tokens, mask = gpt2_batch.tokens, gpt2_batch.attention_mask
-    last_log_probs(model, gpt2_batch)  # loading, and the first batch, also run the model itself for comparison
+    last_log_probs(
+        model, gpt2_batch
+    )  # loading, and the first batch, also run the model itself for comparison
     written_out.clear()
     plain = model(tokens, attention_mask=mask).detach()
     assert written_out == [dtype] * layers
@@ -173,7 +184,9 @@ def test_gelu_is_one_kernel_in_passes_of_our_own(load_tiny, gpt2_batch, written_
 
 def test_half_precision_is_rounded_as_the_model_rounds_it(load_tiny, gpt2_batch, written_out):
     model = load_tiny("gpt2", dtype=torch.bfloat16)
-    last_log_probs(model, gpt2_batch)  # loading, and the first batch, also run the model itself for comparison
+    last_log_probs(
+        model, gpt2_batch
+    )  # loading, and the first batch, also run the model itself for comparison
     written_out.clear()
     ours = last_log_probs(model, gpt2_batch)
     assert written_out == [torch.bfloat16] * ModelView.of(model).n_layers

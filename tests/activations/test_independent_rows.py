@@ -124,7 +124,9 @@ BLOCKS: dict[str, Callable[[Any, il.PromptBatch], torch.Tensor]] = {
         lambda model, batch: il.edited(model, il.RemovePosition(HEADS, strength=0.5))
     ),
     "a pass in add_vector": _in_block(
-        lambda model, batch: il.edited(model, il.AddVector(torch.linspace(-1, 1, model.cfg.d_model), 1), batch=batch)
+        lambda model, batch: il.edited(
+            model, il.AddVector(torch.linspace(-1, 1, model.cfg.d_model), 1), batch=batch
+        )
     ),
 }
 
@@ -138,13 +140,21 @@ def test_log_probabilities_are_those_of_hugging_face_alone(build, load, name):
         want.append(build(name)(tokens[None, : last + 1]).logits[0, -1].log_softmax(-1))
     want = torch.stack(want)
     assert_close(last_log_probs(model, batch), want)
-    assert_close(torch.cat([last_log_probs(model, batch[[row]]) for row in (3, 1, 0, 2)]), want[[3, 1, 0, 2]])
+    assert_close(
+        torch.cat([last_log_probs(model, batch[[row]]) for row in (3, 1, 0, 2)]), want[[3, 1, 0, 2]]
+    )
     plain = build(name)(batch.tokens, attention_mask=batch.attention_mask).logits
     plain = plain[torch.arange(len(batch)), batch.last].log_softmax(-1)
-    assert (plain - want).abs().max() > 0.05, "a batch must change the numbers of plain Hugging Face here"
+    assert (plain - want).abs().max() > 0.05, (
+        "a batch must change the numbers of plain Hugging Face here"
+    )
 
 
-OF_PROMPTS = [name for name, call in sweep.CALLS.items() if call.of_prompts and name != "Activations.from_cache"]
+OF_PROMPTS = [
+    name
+    for name, call in sweep.CALLS.items()
+    if call.of_prompts and name != "Activations.from_cache"
+]
 """Functions that run a batch whose prompts have different rotations; caches of such a batch are
 refused, see below.
 """
@@ -157,18 +167,24 @@ REPEATED = [pytest.mark.slow, pytest.mark.rotating]
     [
         pytest.param(name, what, marks=() if what in QUICK and name == "longrope" else REPEATED)
         for number, what in enumerate((*sorted(OF_PROMPTS), *BLOCKS))
-        for name in dict.fromkeys([*(["longrope"] if what in QUICK else []), ("longrope", "dynamic")[number % 2]])
+        for name in dict.fromkeys(
+            [*(["longrope"] if what in QUICK else []), ("longrope", "dynamic")[number % 2]]
+        )
     ],
 )
 @pytest.mark.usefixtures("no_type_checks")
 def test_every_function_gives_a_prompt_the_numbers_it_has_alone(load, name, what):
     def numbers_of_rows(model, rows):
         case = sweep.Case(model, sweep.PROMPTS[rows], sweep.OTHERS[rows])
-        return BLOCKS[what](model, case.batch) if what in BLOCKS else sweep.CALLS[what].function(case)
+        return (
+            BLOCKS[what](model, case.batch) if what in BLOCKS else sweep.CALLS[what].function(case)
+        )
 
     model = load(name)
     together = numbers_of_rows(model, slice(None))
-    for row in range(2):  # shorter than the length from which rotations change; the third prompt is longer
+    for row in range(
+        2
+    ):  # shorter than the length from which rotations change; the third prompt is longer
         alone = numbers_of_rows(load(name), slice(row, row + 1))
         assert_same(together, alone, row=row, msg=f"row {row}")
         assert_same(
@@ -218,10 +234,15 @@ def test_passes_leave_the_state_of_the_model_as_it_was(build, load, name):
     for key, buffer in model.original_model.named_buffers():
         if key.endswith("inv_freq"):
             assert torch.equal(buffer, new[key.replace("_original_component.", "")]), key
-    rotations = [rotation for rotation in model.original_model.modules() if "max_seq_len_cached" in vars(rotation)]
+    rotations = [
+        rotation
+        for rotation in model.original_model.modules()
+        if "max_seq_len_cached" in vars(rotation)
+    ]
     assert rotations
     assert all(
-        "forward" not in vars(rotation) and rotation.max_seq_len_cached == rotation.original_max_seq_len
+        "forward" not in vars(rotation)
+        and rotation.max_seq_len_cached == rotation.original_max_seq_len
         for rotation in rotations
     )
 

@@ -19,7 +19,10 @@ OTHER = {"yes": "no", "no": "yes"}
 def prompts_of(pairs, **options):
     """Return two prompts with these demonstrations, in this order and reversed."""
     demonstrations = [il.Demonstration(*pair) for pair in pairs]
-    return [il.Prompt(order, "good", "yes", **options) for order in (demonstrations, demonstrations[::-1])]
+    return [
+        il.Prompt(order, "good", "yes", **options)
+        for order in (demonstrations, demonstrations[::-1])
+    ]
 
 
 def test_a_set_of_labels_has_one_order_in_every_batch(gpt2):
@@ -39,7 +42,8 @@ def test_a_set_of_labels_has_one_order_in_every_batch(gpt2):
 
 def test_columns_of_other_words_are_not_subtracted(gpt2):
     first, second = (
-        il.score(gpt2, il.tokenize(gpt2, prompts_of(SHOWN), labels=labels)) for labels in (("yes", "no"), ("no", "yes"))
+        il.score(gpt2, il.tokenize(gpt2, prompts_of(SHOWN), labels=labels))
+        for labels in (("yes", "no"), ("no", "yes"))
     )
     for subtract in (
         lambda: first - second,

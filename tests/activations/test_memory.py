@@ -41,8 +41,12 @@ class LiveMemory(TorchDispatchMode):
                 storage = tensor.untyped_storage()
                 self.storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
                 self.n_bytes += storage.nbytes()
-        if self.n_bytes > self.peak:  # without those that have been freed since, and counting each once
-            self.storages = {key: pair for key, pair in self.storages.items() if not pair[0].expired()}
+        if (
+            self.n_bytes > self.peak
+        ):  # without those that have been freed since, and counting each once
+            self.storages = {
+                key: pair for key, pair in self.storages.items() if not pair[0].expired()
+            }
             self.n_bytes = sum(size for _, size in self.storages.values())
             self.peak = max(self.peak, self.n_bytes)
         return result
@@ -68,8 +72,12 @@ def model():
 def prompts_of(model, n, n_demonstrations=16):
     """Return a batch of n prompts of fifty tokens, or of three for each demonstration."""
     words = ("love", "like", "eight", "one")
-    demonstrations = [il.Demonstration(words[i % 4], ("bar", "foo")[i // 2 % 2]) for i in range(n_demonstrations)]
-    prompts = [il.Prompt(demonstrations, words[row % 4], ("bar", "foo")[row // 2 % 2]) for row in range(n)]
+    demonstrations = [
+        il.Demonstration(words[i % 4], ("bar", "foo")[i // 2 % 2]) for i in range(n_demonstrations)
+    ]
+    prompts = [
+        il.Prompt(demonstrations, words[row % 4], ("bar", "foo")[row // 2 % 2]) for row in range(n)
+    ]
     return il.tokenize(model, prompts, prepend_bos=False)
 
 
@@ -125,7 +133,9 @@ def head_to_head(model, batch):
     return il.head_to_head_effects(model, batch, [HEAD], part="q", method="gradient").log_odds
 
 
-BOUNDED = "score score_in_whole_passes score_from_a_layer whole_labels mean gradient saliency".split()
+BOUNDED = (
+    "score score_in_whole_passes score_from_a_layer whole_labels mean gradient saliency".split()
+)
 """Without `head_to_head`, which keeps what every component wrote at all tokens."""
 
 
@@ -156,7 +166,9 @@ READ_OUT = {
     "describe": lambda readout, x: readout.describe(x, torch.zeros(len(x), dtype=torch.int64), k=2),
     "ranks": lambda readout, x: readout.ranks(x, torch.zeros(len(x), dtype=torch.int64)),
     "top_tokens": lambda readout, x: readout.top_tokens(x, 2),
-    "token_log_probs": lambda readout, x: readout.token_log_probs(x[None], torch.zeros(1, dtype=torch.int64)),
+    "token_log_probs": lambda readout, x: readout.token_log_probs(
+        x[None], torch.zeros(1, dtype=torch.int64)
+    ),
 }
 
 
@@ -185,7 +197,9 @@ def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep freed tensors differently")
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="other C libraries keep freed tensors differently"
+)
 def test_freed_tensors_go_back_to_the_system():
     """From the first free of a tensor of 30 MB on, glibc keeps smaller ones below the last that is in use."""
     torch.ones(30_000_000 // 4)
@@ -199,7 +213,9 @@ def test_freed_tensors_go_back_to_the_system():
 def test_a_gradient_gives_freed_memory_back_at_each_layer(model, monkeypatch):
     """What the FFN's graph took would otherwise stay beside the largest matrices."""
     n_released = []
-    monkeypatch.setattr("icl_lens.engine.gradients.release_freed_memory", lambda: n_released.append(1))
+    monkeypatch.setattr(
+        "icl_lens.engine.gradients.release_freed_memory", lambda: n_released.append(1)
+    )
     gradient(model, prompts_of(model, 1))
     assert len(n_released) >= N_LAYERS
 

@@ -39,11 +39,15 @@ def test_a_capture_comes_back_as_it_was(load_tiny, gpt2_batch, tmp_path, name):
     for plain in ("labels", "prompts", "template", "token_strings", "token_names", "texts"):
         assert getattr(again.batch, plain) == getattr(batch, plain)
     targets = batch.answer_tokens
-    assert_close(il.head_log_prob_increase(again, targets), il.head_log_prob_increase(acts, targets))
+    assert_close(
+        il.head_log_prob_increase(again, targets), il.head_log_prob_increase(acts, targets)
+    )
 
 
 def test_positions_of_free_prompts_come_back(gpt2, tmp_path):
-    batch = il.PromptBatch.from_tokens([[5, 6, 7, 8]], model=gpt2, against=[[3, 4]], positions=[1, 2])
+    batch = il.PromptBatch.from_tokens(
+        [[5, 6, 7, 8]], model=gpt2, against=[[3, 4]], positions=[1, 2]
+    )
     acts = il.capture(gpt2, batch)
     acts.save(tmp_path / "acts.safetensors")
     again = il.Activations.load(tmp_path / "acts.safetensors", gpt2)
@@ -60,7 +64,9 @@ def test_a_part_of_a_capture_is_saved_as_that_part(gpt2, gpt2_acts, tmp_path):
 def test_other_models_and_weights_are_refused(gpt2, gpt2_acts, load_tiny, tmp_path):
     path = tmp_path / "acts.safetensors"
     gpt2_acts.save(path)
-    with pytest.raises(il.InputError, match=r"GPT2LMHeadModel of 3 layers × 4 heads in float32.* .LlamaForCausalLM"):
+    with pytest.raises(
+        il.InputError, match=r"GPT2LMHeadModel of 3 layers × 4 heads in float32.* .LlamaForCausalLM"
+    ):
         il.Activations.load(path, load_tiny("llama"))
     with pytest.raises(il.InputError, match=r"GPT2LMHeadModel of .* in float64"):
         il.Activations.load(path, load_tiny("gpt2", dtype=torch.float64))
@@ -78,7 +84,9 @@ def test_other_models_and_weights_are_refused(gpt2, gpt2_acts, load_tiny, tmp_pa
 
 
 def test_files_that_are_none_are_refused(gpt2, gpt2_acts, tmp_path):
-    missing, other_file, older, newer = (tmp_path / name for name in ("missing", "other", "older", "newer"))
+    missing, other_file, older, newer = (
+        tmp_path / name for name in ("missing", "other", "older", "newer")
+    )
     save_file({"a": torch.ones(1)}, other_file)
     serialization.write_tensors(older, "activations", 1, {"a": torch.ones(1)}, {})
     serialization.write_tensors(newer, "activations", 99, {"a": torch.ones(1)}, {})
@@ -98,7 +106,9 @@ def test_files_that_are_none_are_refused(gpt2, gpt2_acts, tmp_path):
 
 def test_moved_activations_say_where_they_are_needed(gpt2_acts, gpt2_batch):
     away = gpt2_acts.to("meta")
-    assert {away.z.device.type, away.batch.tokens.device.type, away.readout.scale.device.type} == {"meta"}
+    assert {away.z.device.type, away.batch.tokens.device.type, away.readout.scale.device.type} == {
+        "meta"
+    }
     targets = gpt2_batch.answer_tokens
     for ask in (
         lambda: il.head_log_prob_increase(away, targets),
@@ -190,22 +200,29 @@ def test_half_precision_is_read_as_numbers():
 
 def test_digests_of_prompts_change_with_words_order_and_answer(gpt2):
     prompts = [
-        il.Prompt.parse(text, answer="foo") for text in ("cat : foo the : bar a :", "love : bar one : foo two :")
+        il.Prompt.parse(text, answer="foo")
+        for text in ("cat : foo the : bar a :", "love : bar one : foo two :")
     ]
     digest = prompts_digest(il.tokenize(gpt2, prompts))
     assert digest == prompts_digest(il.tokenize(gpt2, prompts))
     assert digest != prompts_digest(il.tokenize(gpt2, prompts[::-1]))
     with_other_answer = [prompts[0], il.Prompt.parse("love : bar one : foo two :", answer="bar")]
-    assert digest != prompts_digest(il.tokenize(gpt2, with_other_answer)), "the same words, asked for another answer"
+    assert digest != prompts_digest(il.tokenize(gpt2, with_other_answer)), (
+        "the same words, asked for another answer"
+    )
     # Padding is not part of a prompt.
-    longer = il.tokenize(gpt2, [*prompts, il.Prompt.parse("cat dog the a : foo the : bar a :", answer="foo")])
+    longer = il.tokenize(
+        gpt2, [*prompts, il.Prompt.parse("cat dog the a : foo the : bar a :", answer="foo")]
+    )
     assert prompts_digest(longer[:2]) == digest
 
 
 def damaged(tensors, metadata, rng):
     """Return tensors and metadata of a file with one of them changed."""
     tensors, metadata = dict(tensors), copy.deepcopy(metadata)
-    kind = rng.choice(["zeros", "exchange", "remove", "dtype", "cut", "not finite", "metadata", "large"])
+    kind = rng.choice(
+        ["zeros", "exchange", "remove", "dtype", "cut", "not finite", "metadata", "large"]
+    )
     name, second_name = rng.sample(sorted(tensors), 2)
     tensor = tensors[name]
     if kind == "zeros":
@@ -247,7 +264,9 @@ def test_damaged_files_are_refused_or_load_as_they_were(gpt2, gpt2_acts, tmp_pat
             save_file(changed, path, metadata={"icl_lens": json.dumps(changed_header)})
         else:
             place = rng.randrange(min(len(whole), 12_000))  # the header, mostly
-            path.write_bytes(whole[:place] + bytes([rng.randrange(256)]) + whole[place + rng.choice([1, 1, 5]) :])
+            path.write_bytes(
+                whole[:place] + bytes([rng.randrange(256)]) + whole[place + rng.choice([1, 1, 5]) :]
+            )
         try:
             loaded = il.Activations.load(path, gpt2)
         except il.InputError as error:
@@ -273,5 +292,7 @@ def test_tensors_of_one_zero_are_refused(gpt2, gpt2_acts, tmp_path):
     del header["digest"]
     for name in [name for name in tensors if not name.startswith("batch.")]:
         save_file(tensors | {name: torch.zeros(1)}, path, metadata={"icl_lens": json.dumps(header)})
-        with pytest.raises(il.InputError, match=rf"is damaged \(ValueError: {name} must be Float \["):
+        with pytest.raises(
+            il.InputError, match=rf"is damaged \(ValueError: {name} must be Float \["
+        ):
             il.Activations.load(path, gpt2)

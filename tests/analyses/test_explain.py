@@ -25,7 +25,9 @@ from icl_lens.result.number_format import percent, signed
 
 @pytest.fixture(scope="module")
 def explanation(gpt2):
-    return il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), k=5, n_ablated=3, n_random=6)
+    return il.explain(
+        gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), k=5, n_ablated=3, n_random=6
+    )
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +70,13 @@ def test_numbers_are_those_of_the_functions(gpt2, acts, explanation, plain_text)
     best = heads["contrast"].flatten().topk(5).indices.tolist()
     assert [report.head for report in explanation.heads] == [il.Head(i // 4, i % 4) for i in best]
     places = parts["contrast"].flatten().topk(10).indices
-    head_and_position = [(4 * part.head.layer + part.head.head, part.position) for part in explanation.subheads.largest]
-    assert head_and_position == [divmod(place, len(explanation.input.tokens)) for place in places.tolist()]
+    head_and_position = [
+        (4 * part.head.layer + part.head.head, part.position)
+        for part in explanation.subheads.largest
+    ]
+    assert head_and_position == [
+        divmod(place, len(explanation.input.tokens)) for place in places.tolist()
+    ]
     for score, values in parts.items():
         assert_close(
             [getattr(part, score) for part in explanation.subheads.largest],
@@ -122,7 +129,9 @@ def test_without_an_answer_the_models_choice_is_explained(gpt2):
 
 
 def test_conventions_are_kept_in_the_result(gpt2, explanation):
-    with_own_norm = il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), final_norm="own", bias=False, k=5)
+    with_own_norm = il.explain(
+        gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), final_norm="own", bias=False, k=5
+    )
     assert (
         with_own_norm.settings.final_norm,
         with_own_norm.settings.bias,
@@ -171,9 +180,13 @@ def test_words_of_noise_are_gray(acts, explanation):
     words = explanation.to_frame("words")
     for report in explanation.heads:
         query = acts.last_query(report.head)
-        vectors = torch.cat([acts.label_values(report.head)[0], acts.label_keys(report.head)[0], query])
+        vectors = torch.cat(
+            [acts.label_values(report.head)[0], acts.label_keys(report.head)[0], query]
+        )
         descriptions = acts.readout.describe(vectors, torch.full((9,), -1), keep="words")
-        assert_close(words[words["name"] == str(report.head)]["standout"].tolist(), descriptions.standouts)
+        assert_close(
+            words[words["name"] == str(report.head)]["standout"].tolist(), descriptions.standouts
+        )
         assert (report.value_words, report.query_words) == (
             tuple(map(tuple, descriptions.tokens[:4])),
             tuple(descriptions.tokens[-1]),
@@ -203,9 +216,13 @@ def test_words_of_noise_are_gray(acts, explanation):
     ("difference", "compared"),
     [(1.5, "above"), (-1.5, "below")],
 )
-def test_a_head_that_scores_the_other_label_higher_is_not_said_to_prefer_the_answer(explanation, difference, compared):
+def test_a_head_that_scores_the_other_label_higher_is_not_said_to_prefer_the_answer(
+    explanation, difference, compared
+):
     report = explanation.heads[0]
-    made_up = replace(explanation, heads=(replace(report, why=replace(report.why, score_difference=difference)),))
+    made_up = replace(
+        explanation, heads=(replace(report, why=replace(report.why, score_difference=difference)),)
+    )
     terminal = " ".join(ex.terminal_text(made_up).split())
     assert re.search(rf"Why {report.head} scores foo@[^:]* {compared} ", terminal)
     page = re.sub("<[^>]*>", "", made_up.to_html())
@@ -245,12 +262,18 @@ def test_heads_are_ranked_by_the_chosen_score(gpt2, acts, explanation, by):
         gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), by=by, k=5, n_ablated=3, n_random=2
     )
     contrasts = il.head_log_prob_increase(acts, against=against)[0]
-    scores = il.head_log_prob_increase(acts)[0] if by == "increase" else il.head_effects(gpt2, batch).log_odds[0]
+    scores = (
+        il.head_log_prob_increase(acts)[0]
+        if by == "increase"
+        else il.head_effects(gpt2, batch).log_odds[0]
+    )
     assert_close(ranked_explanation.all_heads.by(by), scores)
     assert_close(ranked_explanation.all_heads.contrast, contrasts)
     ranked = [il.Head(i // 4, i % 4) for i in scores.flatten().topk(5).indices.tolist()]
     assert (
-        [report.head for report in ranked_explanation.heads] == ranked != [report.head for report in explanation.heads]
+        [report.head for report in ranked_explanation.heads]
+        == ranked
+        != [report.head for report in explanation.heads]
     )
     assert list(ranked_explanation.ablation.heads) == ranked[:3]
     assert_close(
@@ -261,7 +284,10 @@ def test_heads_are_ranked_by_the_chosen_score(gpt2, acts, explanation, by):
     parts = il.subhead_log_prob_increase(acts, against=None if by == "increase" else against)[0]
     assert ranked_explanation.part_score == ("increase" if by == "increase" else "contrast")
     assert_close(
-        [getattr(part, ranked_explanation.part_score) for part in ranked_explanation.subheads.largest],
+        [
+            getattr(part, ranked_explanation.part_score)
+            for part in ranked_explanation.subheads.largest
+        ],
         parts.flatten().topk(10).values,
     )
     if by == "effect":
@@ -276,10 +302,14 @@ def test_labels_of_several_tokens_are_scored_by_one_and_shown_whole(ioi_pair):
     """
     model, hf = ioi_pair
     with pytest.warns(UserWarning, match="'zoo' is scored by .*only white space"):
-        explanation = il.explain(model, il.Prompt.parse("John : zoo store : Mary went :", answer="Mary"), k=2)
+        explanation = il.explain(
+            model, il.Prompt.parse("John : zoo store : Mary went :", answer="Mary"), k=2
+        )
     assert explanation.scores.has_multi_token_labels
     assert "among the labels: 'zoo'" in repr(explanation)
-    assert dict(zip(explanation.labels, explanation.scores.scored_tokens, strict=True))["zoo"] == "␣"
+    assert (
+        dict(zip(explanation.labels, explanation.scores.scored_tokens, strict=True))["zoo"] == "␣"
+    )
     batch = il.tokenize(model, "John : zoo store : Mary went :")
     tokenizer, prompt = model.tokenizer, batch.tokens[0].tolist()
     text = batch.texts[0]
@@ -374,7 +404,9 @@ def test_reasons_are_the_score_and_value_parts(icl_mini):
     """The panel's writers and pairs are those of `attention_score_parts` and `value_parts`, largest
     first.
     """
-    explanation = il.explain(icl_mini, il.Prompt.parse(families.PROMPT, answer="foo"), k=3, why="L2H1")
+    explanation = il.explain(
+        icl_mini, il.Prompt.parse(families.PROMPT, answer="foo"), k=3, why="L2H1"
+    )
     batch = il.tokenize(icl_mini, [il.Prompt.parse(families.PROMPT, answer="foo")])
     acts = il.capture(icl_mini, batch, writers=True)
     assert str(explanation.heads[-1].head) == "L2H1"
@@ -394,10 +426,14 @@ def test_reasons_are_the_score_and_value_parts(icl_mini):
         for query_writer, key_writer, value in why.pairs:
             at = parts.writers.index(query_writer), parts.writers.index(key_writer)
             assert_close(value, expected.pairs[0][at], scale=float(expected.pairs.abs().max()))
-        rows, columns = ([parts.writers.index(name) for name, _ in side] for side in (why.query, why.key))
+        rows, columns = (
+            [parts.writers.index(name) for name, _ in side] for side in (why.query, why.key)
+        )
         largest = expected.pairs[0][rows][:, columns].abs().flatten().topk(len(why.pairs)).values
         assert_close([abs(value) for *_, value in why.pairs], largest, scale=float(largest[0]))
-        values = il.value_parts(acts, report.head, batch.answer_tokens, against=batch.other_label_tokens)
+        values = il.value_parts(
+            acts, report.head, batch.answer_tokens, against=batch.other_label_tokens
+        )
         assert_close(why.value_total, float(values.value[0][parts.of_label(batch.answer)[0]].sum()))
         assert why.value_is_exact
     assert {"query", "key", "value", "pair"} == set(explanation.to_frame("why")["side"])
@@ -409,14 +445,18 @@ def test_reasons_are_decoded_into_words(icl_mini):
     """The first writers of each side are decoded: what they add to the query, write at the keys,
     add to values.
     """
-    explanation = il.explain(icl_mini, il.Prompt.parse(families.PROMPT, answer="foo"), k=2, by="contrast")
+    explanation = il.explain(
+        icl_mini, il.Prompt.parse(families.PROMPT, answer="foo"), k=2, by="contrast"
+    )
     batch = il.tokenize(icl_mini, [il.Prompt.parse(families.PROMPT, answer="foo")])
     acts = il.capture(icl_mini, batch, writers=True)
     same = batch.label_index[0] == batch.answer[0]
     grays = set()
     for report in explanation.heads:
         scores = il.attention_score_parts(acts, report.head)
-        values = il.value_parts(acts, report.head, batch.answer_tokens, against=batch.other_label_tokens)
+        values = il.value_parts(
+            acts, report.head, batch.answer_tokens, against=batch.other_label_tokens
+        )
         for side in ("query", "key", "value"):
             words_by_writer = report.why.words(side)
             assert list(words_by_writer) == [name for name, _ in report.why.side(side)[:3]]
@@ -428,13 +468,19 @@ def test_reasons_are_decoded_into_words(icl_mini):
                     vector = written[same].mean(0) - written[~same].mean(0)
                 else:
                     vector = values.vectors(writer)[0, same].mean(0)
-                descriptions = acts.readout.describe(vector[None], torch.tensor([-1]), k=10, keep="words")
+                descriptions = acts.readout.describe(
+                    vector[None], torch.tensor([-1]), k=10, keep="words"
+                )
                 if standout > -2:  # a vector of rounding errors has no words of its own
                     assert list(words) == descriptions.tokens[0]
                     assert standout == pytest.approx(float(descriptions.standouts[0]), abs=0.02)
                 grays.add(standout < 2)
                 why = explanation.to_frame("why")
-                row = why[(why["name"] == str(report.head)) & (why["side"] == side) & (why["writer"] == writer)]
+                row = why[
+                    (why["name"] == str(report.head))
+                    & (why["side"] == side)
+                    & (why["writer"] == writer)
+                ]
                 assert row["words"].item() == " ".join(words)
     assert grays == {True, False}
     page = explanation.to_html()
@@ -446,13 +492,17 @@ def test_the_sentence_says_why(icl_mini):
     """It states attention, score difference and strongest writers, on the page, in its static
     version and terminal.
     """
-    explanation = il.explain(icl_mini, il.Prompt.parse(families.PROMPT, answer="foo"), k=2, by="contrast")
+    explanation = il.explain(
+        icl_mini, il.Prompt.parse(families.PROMPT, answer="foo"), k=2, by="contrast"
+    )
     report = explanation.heads[0]
     sentence = explanation.why_sentence(report)
     attention = sum(report.attention[position] for position in report.why.more)
     assert f"{attention:.0%} of its attention" in sentence
     assert f"{abs(report.why.score_difference):.2f}" in sentence
-    strongest = max(report.why.query, key=lambda part_of_writer: part_of_writer[1] * report.why.score_difference)
+    strongest = max(
+        report.why.query, key=lambda part_of_writer: part_of_writer[1] * report.why.score_difference
+    )
     assert f"{writer_in_words(strongest[0])} ({signed(strongest[1], 2)})" in sentence
     assert sentence in ex.terminal_text(explanation)
     page = html.unescape(sentence)
@@ -463,7 +513,10 @@ def test_the_sentence_says_why(icl_mini):
 
 def test_writers_in_words():
     parts = [("F3", 1.0), ("L2H1", 0.6), ("embed", 0.2), ("bias", -0.7), ("pos_embed", -0.1)]
-    assert writers_in_words(parts, above=True) == "FFN 3 (+1.00) and L2H1 (+0.60), against biases (−0.70)"
+    assert (
+        writers_in_words(parts, above=True)
+        == "FFN 3 (+1.00) and L2H1 (+0.60), against biases (−0.70)"
+    )
     assert writers_in_words(parts, above=False) == "biases (−0.70), against FFN 3 (+1.00)"
     assert writers_in_words([("F3", 1.0)], above=False) == "many small writers"
 
@@ -506,12 +559,16 @@ def test_markdown_has_the_finding_and_the_numbers_of_the_tables(explanation):
         cells = [percent(math.exp(row[name])) for name in ("log_prob", "log_prob_located_zeroed")]
         assert f"| {label} | {cells[0]} | {cells[1]} |" in text
     for report in explanation.heads:
-        cells = [signed(score) for score in (*report.scores.values(), explanation.lost(report.ablated))]
+        cells = [
+            signed(score) for score in (*report.scores.values(), explanation.lost(report.ablated))
+        ]
         assert f"| {report.head} | {' | '.join(cells)} |" in text
 
 
 @pytest.mark.parametrize(("cost", "matters"), [(2.0, True), (-2.0, False), (0.0, False)])
-def test_heads_that_matter_on_the_prompt_that_located_them_are_said_to_be_so(explanation, cost, matters):
+def test_heads_that_matter_on_the_prompt_that_located_them_are_said_to_be_so(
+    explanation, cost, matters
+):
     """Said where the heads cost more than every random set, and not where they cost as much or less."""
     before = explanation.scores.log_probs
     target = explanation.labels.index(explanation.target)

@@ -50,14 +50,23 @@ def test_models_that_do_one_thing(case, tmp_path, capsys):
     truth = build(kind, tmp_path)
     model = il.load_model(str(truth.folder), device="cpu")
     check = il.task_check(
-        model, il.load_task("sentiment-number", path=truth.words, layout="random", n=N_PROMPTS, labels=labels)
+        model,
+        il.load_task(
+            "sentiment-number", path=truth.words, layout="random", n=N_PROMPTS, labels=labels
+        ),
     )
-    small = {"prefers"} - {*behaviors}  # the noise of the weights prefers a label by some tenths of a nat
+    small = {"prefers"} - {
+        *behaviors
+    }  # the noise of the weights prefers a label by some tenths of a nat
     assert tuple(name for name in check.behaviors if name not in small) == behaviors
     assert "prefers" in behaviors or check.effects["prefers"].value < 0.5
     assert kind == "untrained" or check.shares[behaviors[0]].value > 0.5
     if kind == "lookup":
-        options = {"task": "sentiment-number", "path": truth.words, "labels": ",".join(labels) if labels else None}
+        options = {
+            "task": "sentiment-number",
+            "path": truth.words,
+            "labels": ",".join(labels) if labels else None,
+        }
         capsys.readouterr()
         locate(**options, model=str(truth.folder), n=N_PROMPTS, k=1, layout="order", device="cpu")
         assert str(check) in " ".join(capsys.readouterr().out.split())
@@ -76,7 +85,9 @@ PREFERENCES = (0.0, 2.0, 6.0)
         pytest.param("lookup", NAMES, True, marks=pytest.mark.slow),
     ],
 )
-def test_a_preference_neither_hides_nor_feigns_another_behavior(kind, labels, tells_apart, tmp_path):
+def test_a_preference_neither_hides_nor_feigns_another_behavior(
+    kind, labels, tells_apart, tmp_path
+):
     """From a preference of 0 to 6 nats, the other effects and AUROCs stay; only accuracy and the
     preference change.
     """
@@ -85,7 +96,9 @@ def test_a_preference_neither_hides_nor_feigns_another_behavior(kind, labels, te
         word = "bar" if labels is None else labels[0]
         truth = build(kind, tmp_path / str(nats), preference=nats, preferred=word)
         model = il.load_model(str(truth.folder), device="cpu")
-        prompts = il.load_task("sentiment-number", path=truth.words, layout="random", n=40, labels=labels)
+        prompts = il.load_task(
+            "sentiment-number", path=truth.words, layout="random", n=40, labels=labels
+        )
         checks.append(il.task_check(model, prompts))
         correct.append(checks[-1].accuracy["given"].value)
     behavior = {"two-tower": "learns", "lookup": "knows", "last-label": "copies"}.get(kind)
@@ -93,7 +106,9 @@ def test_a_preference_neither_hides_nor_feigns_another_behavior(kind, labels, te
         assert check.tells_apart == tells_apart
         assert check.auroc["given"].value == pytest.approx(checks[0].auroc["given"].value, abs=0.02)
         for name in ("learns", "knows", "copies"):
-            assert check.effects[name].value == pytest.approx(checks[0].effects[name].value, abs=0.1)
+            assert check.effects[name].value == pytest.approx(
+                checks[0].effects[name].value, abs=0.1
+            )
         assert behavior is None or behavior in check.behaviors
         sign = 1 if checks[0].favorite == word else -1
         if nats >= 1:
@@ -121,7 +136,9 @@ def of_three_classes(words: Any, n: int) -> list[il.Prompt]:
         demonstrations = [
             il.Demonstration(text, label)
             for label, texts in classes.items()
-            for text in rng.choice([text for text in texts if text != query], 2, replace=False).tolist()
+            for text in rng.choice(
+                [text for text in texts if text != query], 2, replace=False
+            ).tolist()
         ]
         order = [demonstrations[j] for j in rng.permutation(len(demonstrations))]
         prompts.append(il.Prompt(order, query, answer, tuple(classes)))
@@ -129,7 +146,9 @@ def of_three_classes(words: Any, n: int) -> list[il.Prompt]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "tells_apart"), [("two-tower", True), ("last-label", False), ("majority", False)])
+@pytest.mark.parametrize(
+    ("kind", "tells_apart"), [("two-tower", True), ("last-label", False), ("majority", False)]
+)
 def test_three_classes_and_a_preference(kind, tells_apart, tmp_path):
     preferences = {}
     for nats in (0.0, 4.0):
@@ -143,7 +162,9 @@ def test_three_classes_and_a_preference(kind, tells_apart, tmp_path):
         assert kind != "last-label" or "copies" in check.behaviors
         preferences[nats] = check.effects["prefers"].value
     assert check.favorite == "bar"
-    assert preferences[4] == pytest.approx(4, abs=1), "the weights have one of some tenths of a nat without it"
+    assert preferences[4] == pytest.approx(4, abs=1), (
+        "the weights have one of some tenths of a nat without it"
+    )
 
 
 def test_aurocs_are_those_of_pairs_in_every_draw():
@@ -195,7 +216,10 @@ def test_prompts_that_share_one_query_have_no_verdict(icl_mini):
         il.Demonstration(*text_and_label)
         for text_and_label in (("cat", "foo"), ("Spain", "bar"), ("dog", "foo"), ("Italy", "bar"))
     ]
-    prompts = [il.Prompt(order, "France", "bar", ("foo", "bar")) for order in itertools.permutations(demonstrations)]
+    prompts = [
+        il.Prompt(order, "France", "bar", ("foo", "bar"))
+        for order in itertools.permutations(demonstrations)
+    ]
     check = il.task_check(icl_mini, prompts)
     assert (check.n_prompts, check.n_queries, check.behaviors) == (24, 1, ())
     assert str(check).startswith(
@@ -206,7 +230,10 @@ def test_prompts_that_share_one_query_have_no_verdict(icl_mini):
     batch = il.tokenize(icl_mini, prompts)
     expected = il.metrics.accuracy(il.score(icl_mini, batch), batch.answer)
     assert check.accuracy["given"].value == expected
-    assert f"In the order given, the model answers {expected:.0%} of the check's 24 prompts correctly" in str(check)
+    assert (
+        f"In the order given, the model answers {expected:.0%} of the check's 24 prompts correctly"
+        in str(check)
+    )
     assert "NaN" not in json.dumps(check.to_dict())
 
 
@@ -219,7 +246,9 @@ def check_rule(
     """Return the check of a model that predicts the label that a rule returns."""
 
     def by_rule(model: Any, batch: il.PromptBatch) -> torch.Tensor:
-        return torch.eye(len(batch.labels))[[batch.labels.index(rule(prompt)) for prompt in batch.prompts]]
+        return torch.eye(len(batch.labels))[
+            [batch.labels.index(rule(prompt)) for prompt in batch.prompts]
+        ]
 
     monkeypatch.setattr("icl_lens.analyses.task_behavior.score", by_rule)
     return il.task_check(model, prompts)
@@ -238,12 +267,16 @@ def learn(prompt: il.Prompt) -> str:
     [
         pytest.param(lambda prompt: "bar", ("prefers",), id="one label"),
         pytest.param(lambda prompt: prompt.labels[len(prompt.query) % 2], (), id="by length"),
-        pytest.param(lambda prompt: prompt.demonstrations[0].label, ("first",), id="the first label"),
+        pytest.param(
+            lambda prompt: prompt.demonstrations[0].label, ("first",), id="the first label"
+        ),
         pytest.param(learn, ("learns",), id="the demonstrations"),
     ],
 )
 def test_answers_by_a_rule(icl_mini, monkeypatch, rule, behaviors):
-    check = check_rule(icl_mini, monkeypatch, il.load_task("animal-country", layout="random", n=60), rule)
+    check = check_rule(
+        icl_mini, monkeypatch, il.load_task("animal-country", layout="random", n=60), rule
+    )
     assert check.behaviors == behaviors
     for name in check.effects:
         expected = float(name in behaviors)
@@ -257,8 +290,13 @@ def test_accuracies_are_those_of_a_loop(icl_mini):
     check = il.task_check(icl_mini, prompts, seed=3)
     right = []
     for prompt in prompts:
-        by_label = sorted(prompt.demonstrations, key=lambda demonstration: demonstration.label == prompt.answer)
-        exchanged = [il.Demonstration(pair.text, {"foo": "bar", "bar": "foo"}[pair.label]) for pair in by_label]
+        by_label = sorted(
+            prompt.demonstrations, key=lambda demonstration: demonstration.label == prompt.answer
+        )
+        exchanged = [
+            il.Demonstration(pair.text, {"foo": "bar", "bar": "foo"}[pair.label])
+            for pair in by_label
+        ]
         partner = next(label for label in prompt.labels if label != prompt.answer)
         for arranged, answer in ((by_label, prompt.answer), (exchanged, partner)):
             same = il.Prompt(arranged, prompt.query, answer, prompt.labels)
@@ -268,7 +306,11 @@ def test_accuracies_are_those_of_a_loop(icl_mini):
     frame = check.to_frame()
     assert frame.loc["accuracy, last", "value"] == check.accuracy["last"].value
     says_last = [prompt.demonstrations[-1].label == prompt.answer for prompt in prompts]
-    assert frame.loc["baseline, last label", "value"] == check.last_label == sum(says_last) / len(says_last)
+    assert (
+        frame.loc["baseline, last label", "value"]
+        == check.last_label
+        == sum(says_last) / len(says_last)
+    )
     assert list(frame.loc["copies, nats"]) == list(check.effects["copies"])
 
 
@@ -286,10 +328,16 @@ def made_up_prompts(n_labels: int, n_each: int, n: int = 48) -> list[il.Prompt]:
     for number in range(n):
         label_of = rng.sample(labels, n_labels)
         demonstrations = [
-            il.Demonstration(f"{place} of class {c}", label_of[c]) for place in range(n_each) for c in range(n_labels)
+            il.Demonstration(f"{place} of class {c}", label_of[c])
+            for place in range(n_each)
+            for c in range(n_labels)
         ]
         answer = labels[number % n_labels]
-        prompts.append(il.Prompt(rng.sample(demonstrations, len(demonstrations)), f"query {number}", answer, labels))
+        prompts.append(
+            il.Prompt(
+                rng.sample(demonstrations, len(demonstrations)), f"query {number}", answer, labels
+            )
+        )
     return prompts
 
 
@@ -322,12 +370,21 @@ def planted_contrasts(arranged: list[ArrangedPrompt], nats: dict[str, float]) ->
     return contrasts(np.array(scores), design)
 
 
-SINGLE = [{name: nats} for name in EFFECTS for nats in (1.5, -1.5) if name not in ("prefers", "first") or nats > 0]
+SINGLE = [
+    {name: nats}
+    for name in EFFECTS
+    for nats in (1.5, -1.5)
+    if name not in ("prefers", "first") or nats > 0
+]
 PAIRS = [
     {behavior: 1.0, two: -2.0 if two in ("learns", "copies") else 2.0}
     for behavior, two in itertools.permutations(EFFECTS, 2)
 ]
-PREFERRING = [{name: 1.0, "prefers": nats} for name in ("learns", "knows", "copies") for nats in (2.0, 4.0, 6.0)]
+PREFERRING = [
+    {name: 1.0, "prefers": nats}
+    for name in ("learns", "knows", "copies")
+    for nats in (2.0, 4.0, 6.0)
+]
 
 
 @pytest.mark.parametrize("n_labels", [2, 3, 4, 6])
@@ -339,25 +396,41 @@ def test_a_contrast_is_zero_for_every_other_behavior(n_labels, n_each):
     arranged = [arrange(prompt) for prompt in made_up_prompts(n_labels, n_each, n=24)]
     for nats in ({}, *SINGLE, *PAIRS, *PREFERRING):
         planted = planted_contrasts(arranged, nats)
-        values = {name: getattr(planted, name) for name in EFFECTS} | {"prefers": planted.prefers[:, 1]}
+        values = {name: getattr(planted, name) for name in EFFECTS} | {
+            "prefers": planted.prefers[:, 1]
+        }
         expected = {name: nats.get(name, 0.0) for name in EFFECTS}
         if n_each == 1:
             expected |= {"copies": expected["copies"] - expected["first"], "first": np.nan}
         for name in EFFECTS:
-            np.testing.assert_allclose(values[name], expected[name], atol=1e-9, err_msg=f"{name} of {nats}")
+            np.testing.assert_allclose(
+                values[name], expected[name], atol=1e-9, err_msg=f"{name} of {nats}"
+            )
 
 
-def planted_check(prompts: list[il.Prompt], nats: dict[str, float], noise: float = 0.0) -> il.results.TaskCheck:
+def planted_check(
+    prompts: list[il.Prompt], nats: dict[str, float], noise: float = 0.0
+) -> il.results.TaskCheck:
     """Return the check of planted scores; `noise` is its standard deviation, nats."""
-    arranged, labels, rng = [arrange(prompt) for prompt in prompts], prompts[0].labels, np.random.default_rng(0)
+    arranged, labels, rng = (
+        [arrange(prompt) for prompt in prompts],
+        prompts[0].labels,
+        np.random.default_rng(0),
+    )
 
     def scores(arranged_prompts: list[il.Prompt]) -> LabelScores:
         pairs = zip(arranged_prompts, prompts, strict=True)
-        planted = np.array([planted_scores(prompt, str(original.answer), nats) for prompt, original in pairs])
+        planted = np.array(
+            [planted_scores(prompt, str(original.answer), nats) for prompt, original in pairs]
+        )
         answers = [labels.index(str(prompt.answer)) for prompt in arranged_prompts]
-        return LabelScores(torch.from_numpy(planted + rng.normal(0, noise, planted.shape)), torch.tensor(answers))
+        return LabelScores(
+            torch.from_numpy(planted + rng.normal(0, noise, planted.shape)), torch.tensor(answers)
+        )
 
-    by_arrangement = {name: scores([prompt.prompts[name] for prompt in arranged]) for name in arranged[0].prompts}
+    by_arrangement = {
+        name: scores([prompt.prompts[name] for prompt in arranged]) for name in arranged[0].prompts
+    }
     return check_of_scores(scores(prompts), by_arrangement, prompts, arranged, labels)
 
 
@@ -450,16 +523,21 @@ def test_a_behavior_that_no_answer_follows_is_called_a_leaning():
     prompts = made_up_prompts(2, 2)
     check = planted_check(prompts, {"learns": 3, "copies": 0.5})
     assert check.behaviors == ("learns", "copies")
-    assert "It leans toward the last label: a label gains 0.50 nats (0.50 … 0.50) where it is shown last, but" in str(
-        check
+    assert (
+        "It leans toward the last label: a label gains 0.50 nats (0.50 … 0.50) where it is shown last, but"
+        in str(check)
     )
-    assert "100% of answers are right where the query's class is last, and 100% where another class is" in str(check)
+    assert (
+        "100% of answers are right where the query's class is last, and 100% where another class is"
+        in str(check)
+    )
     check = planted_check(prompts, {"learns": 3, "copies": -0.5, "first": 0.5})
     assert "It leans away from the last label" in str(check)
     assert "It leans toward the first label" in str(check)
     hidden = planted_check(prompts, {"learns": 1, "prefers": 3})
-    assert "although its answers do not clearly follow; 50% of answers follow them with the original labels" in str(
-        hidden
+    assert (
+        "although its answers do not clearly follow; 50% of answers follow them with the original labels"
+        in str(hidden)
     )
     assert "answers do not" not in str(planted_check(prompts, {"learns": 1, "prefers": 0.5}))
 
@@ -507,7 +585,9 @@ def test_intervals_are_those_of_the_sampled_estimate():
             rng.random(30) < 0.5,
         )
         estimated = contrasts(rng.normal(0, 1, (4, 30, 3)) + np.array([0.0, 6.0, 0.0]), design)
-        values = np.stack([estimated.learns, estimated.knows, estimated.copies, estimated.prefers[:, 1]])
+        values = np.stack(
+            [estimated.learns, estimated.knows, estimated.copies, estimated.prefers[:, 1]]
+        )
         estimates.append(values.mean(1))
         errors.append(values.std(1, ddof=1) / np.sqrt(30))
     np.testing.assert_allclose(np.mean(errors, 0), np.std(estimates, 0), rtol=0.25)
@@ -526,7 +606,8 @@ def test_mirrored_orders_have_the_same_labels_as_exchanged_ones():
                 for name, p in arranged.prompts.items()
             }
             texts = {
-                name: [demonstration.text for demonstration in p.demonstrations] for name, p in arranged.prompts.items()
+                name: [demonstration.text for demonstration in p.demonstrations]
+                for name, p in arranged.prompts.items()
             }
             assert labels_by_arrangement["last"] == labels_by_arrangement["other, exchanged"]
             assert labels_by_arrangement["other"] == labels_by_arrangement["last, exchanged"]
@@ -534,14 +615,19 @@ def test_mirrored_orders_have_the_same_labels_as_exchanged_ones():
                 arranged.answer,
                 arranged.partner,
             )
-            assert (labels_by_arrangement["last"][0] == arranged.answer) == arranged.starts_as_it_ends
+            assert (
+                labels_by_arrangement["last"][0] == arranged.answer
+            ) == arranged.starts_as_it_ends
             assert {*labels_by_arrangement["last"][:1]} <= {arranged.answer, arranged.partner}
             assert texts["last"] == texts["last, exchanged"]
             assert texts["other"] == texts["other, exchanged"]
-            pairs = {(demonstration.text, demonstration.label) for demonstration in prompt.demonstrations}
+            pairs = {
+                (demonstration.text, demonstration.label) for demonstration in prompt.demonstrations
+            }
             for name in ("last", "other"):
                 assert {
-                    (demonstration.text, demonstration.label) for demonstration in arranged.prompts[name].demonstrations
+                    (demonstration.text, demonstration.label)
+                    for demonstration in arranged.prompts[name].demonstrations
                 } == pairs
                 assert arranged.prompts[name].answer == prompt.answer
                 assert arranged.prompts[f"{name}, exchanged"].answer == arranged.partner
@@ -553,7 +639,8 @@ def test_classes_with_different_numbers_of_demonstrations_get_the_same_number():
     prompt = il.Prompt.parse("a : x b : x c : x d : y e : z f : z g :", answer="x")
     for arranged_prompt in arrange(prompt).prompts.values():
         counts = [
-            [demonstration.label for demonstration in arranged_prompt.demonstrations].count(label) for label in "xyz"
+            [demonstration.label for demonstration in arranged_prompt.demonstrations].count(label)
+            for label in "xyz"
         ]
         assert counts == [1, 1, 2]
     assert arrange(prompt) == arrange(prompt) != arrange(prompt, seed=1)
@@ -576,7 +663,11 @@ def test_an_interval_that_includes_a_tenth_of_a_nat_is_no_behavior():
     check = planted_check(made_up_prompts(2, 2), {"prefers": 0.5})
     for low, is_named in ((0.11, True), (0.09, False)):
         changed = replace(check, effects=check.effects | {"prefers": Interval(0.5, low, 0.9)})
-        assert ("prefers" in changed.behaviors) == ("It prefers 'bar' by 0.50 nats" in str(changed)) == is_named
+        assert (
+            ("prefers" in changed.behaviors)
+            == ("It prefers 'bar' by 0.50 nats" in str(changed))
+            == is_named
+        )
     small = replace(check, effects=check.effects | {"learns": Interval(0.15, 0.02, 0.2)})
     assert "not shown to learn" in str(small)
     assert "gains 0.15 nats (0.02 … 0.20), not clearly more than 0.1;" in str(small)

@@ -54,14 +54,19 @@ def test_nothing_is_found_where_the_control_costs_as_much_or_intervals_are_missi
     zeros, query = [0.0] * 4, [4.0, 4.0, 1.0, 0.0]
     lost = [zeros, zeros, query, zeros, zeros]
     as_much = made_up(lost, control=lost)
-    assert as_much.finding.startswith("No exchange at resid_pre costs the answer much more than the control")
+    assert as_much.finding.startswith(
+        "No exchange at resid_pre costs the answer much more than the control"
+    )
     unmoved = made_up(lost, donor_log_odds=np.full(6, 2.0) + 0.1 * np.arange(-3, 3))
     assert unmoved.finding.startswith("The donors themselves do not lower the answer's log-odds")
     assert not any(unmoved.carried.values())
     few = made_up(lost, queries=tuple("aabbcc"))
     assert "nothing is concluded" in few.finding
     without = replace(made_up(lost), control_lost=None, donors="your donors")
-    assert without.finding == "What your donors exchange is in the query text up to layer 2 (resid_pre)."
+    assert (
+        without.finding
+        == "What your donors exchange is in the query text up to layer 2 (resid_pre)."
+    )
     assert "control" not in without.to_frame()
 
 
@@ -101,7 +106,11 @@ def test_the_map_of_a_planted_circuit_lights_up_where_it_is_planted(tmp_path):
         for role in ROLES:
             for layer in traced.layers:
                 is_planted = layer in expected.get(role, ())
-                assert (frame[role, layer] > 9) if is_planted else abs(frame[role, layer]) < 0.5, (donors, role, layer)
+                assert (frame[role, layer] > 9) if is_planted else abs(frame[role, layer]) < 0.5, (
+                    donors,
+                    role,
+                    layer,
+                )
 
 
 def test_plain_texts_are_traced_position_by_position(ioi_like):
@@ -111,7 +120,9 @@ def test_plain_texts_are_traced_position_by_position(ioi_like):
     assert traced.lost.shape == (4, 1, 5, 2)
     whole = traced.log_odds - traced.donor_log_odds
     assert np.abs(whole).min() > 1e-3
-    np.testing.assert_allclose(traced.lost[:, 0, 2, 0], whole, atol=1e-4)  # the only token that differs
+    np.testing.assert_allclose(
+        traced.lost[:, 0, 2, 0], whole, atol=1e-4
+    )  # the only token that differs
     assert (traced.lost[:, 0, :2] == 0).all(), "nothing differs before it"
 
 
@@ -120,7 +131,9 @@ def ioi_like(load_tiny):
     """Four texts and donors that differ in their third token."""
     words = ("love", "like", "cat", "dog")
     texts = [il.Text(f"two : {word} the a", answer=" foo", against=" bar") for word in words]
-    donors = [il.Text(f"two : {word} the a", answer=" foo", against=" bar") for word in reversed(words)]
+    donors = [
+        il.Text(f"two : {word} the a", answer=" foo", against=" bar") for word in reversed(words)
+    ]
     return load_tiny("gpt2"), texts, donors
 
 

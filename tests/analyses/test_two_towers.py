@@ -75,7 +75,11 @@ def test_full_passes_give_the_same_exchanges(tiny_run, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in ("gpt2", "mistral") else pytest.param(name, marks=pytest.mark.slow) for name in EXACT]
+    "name",
+    [
+        name if name in ("gpt2", "mistral") else pytest.param(name, marks=pytest.mark.slow)
+        for name in EXACT
+    ],
 )
 def test_donors_run_from_the_first_token_that_differs(family_run, name, monkeypatch):
     """Rows of one pass begin with different numbers of tokens, also where attention is local
@@ -88,7 +92,9 @@ def test_donors_run_from_the_first_token_that_differs(family_run, name, monkeypa
     run = donor_passes._record_rows
 
     def count(*args, **how):
-        *_, rows, pasts = args if isinstance(args[-1], (donor_passes.Pasts, type(None))) else (*args, None)
+        *_, rows, pasts = (
+            args if isinstance(args[-1], (donor_passes.Pasts, type(None))) else (*args, None)
+        )
         sizes.append((len(rows), [] if pasts is None else pasts.lengths))
         return run(*args, **how)
 
@@ -102,7 +108,11 @@ def test_donors_run_from_the_first_token_that_differs(family_run, name, monkeypa
         ours = record(view, donor, [0, 2], parts, prefixes, keep=donor_name == "texts")
         for part in parts:
             for layer in (0, 2):
-                assert_close(getattr(ours, part)[layer], getattr(plain, part)[layer], msg=f"{donor_name}, {part}")
+                assert_close(
+                    getattr(ours, part)[layer],
+                    getattr(plain, part)[layer],
+                    msg=f"{donor_name}, {part}",
+                )
         assert (ours.log_probs is None) == (plain.log_probs is None)
         if ours.log_probs is not None:
             assert_close(ours.log_probs, plain.log_probs, msg=donor_name)
@@ -120,7 +130,9 @@ def test_prompts_run_once_for_donors_and_rows(tiny_run, monkeypatch):
     passes = []
     run = prefix_cache.last_logits
     monkeypatch.setattr(
-        prefix_cache, "last_logits", lambda *args, **how: passes.append(len(args[1])) or run(*args, **how)
+        prefix_cache,
+        "last_logits",
+        lambda *args, **how: passes.append(len(args[1])) or run(*args, **how),
     )
     sets = [(exchange, HEADS) for exchange in EXCHANGES]
     scores, _, reason = exchange_scores(view, prompts, sets)
@@ -169,7 +181,10 @@ def test_donor_prompts():
     assert str(donors.with_own_text(prompt, 2, queries)) == "love : bar one : foo nine : bar nine :"
     assert str(donors.with_own_text(prompt, 1, queries)) == "love : bar sad : foo nine :"
     # The text that stays would be shown twice, so the other query takes its place.
-    assert str(donors.with_other_texts(prompt, 3, queries)) == "one : bar love : foo nine : bar two : foo nine :"
+    assert (
+        str(donors.with_other_texts(prompt, 3, queries))
+        == "one : bar love : foo nine : bar two : foo nine :"
+    )
     three = il.Prompt.parse("a : x b : y c : z d : x e :", answer="y")
     assert donors.partner_label(three) == "z"
     assert str(donors.exchange_texts(three)) == "a : x c : y b : z d : x e :"
@@ -180,7 +195,9 @@ def test_queries_of_the_other_class_are_found_also_if_labels_are_exchanged():
     prompts = il.load_task("animal-country", n=40, layout="random", labels=["A", "B"])
     assert {prompt.classes["A"] for prompt in prompts} == {"animal", "country"}
     class_of = {
-        demonstration.text: p.classes[demonstration.label] for p in prompts for demonstration in p.demonstrations
+        demonstration.text: p.classes[demonstration.label]
+        for p in prompts
+        for demonstration in p.demonstrations
     }
     class_of |= {p.query: p.classes[p.answer] for p in prompts}
     without_classes = [
@@ -188,10 +205,14 @@ def test_queries_of_the_other_class_are_found_also_if_labels_are_exchanged():
     ]  # classes must be derived
     for same_prompts in (prompts, without_classes):
         for prompt, queries in zip(prompts, donors.other_queries(same_prompts), strict=True):
-            demonstrated_texts = {demonstration.text for demonstration in prompt.demonstrations} | {prompt.query}
+            demonstrated_texts = {demonstration.text for demonstration in prompt.demonstrations} | {
+                prompt.query
+            }
             assert class_of[queries.same] == class_of[prompt.query] != class_of[queries.other]
             assert not demonstrated_texts & {*queries}
-    (only,) = donors.other_queries(without_classes[:1])  # no other prompts: one of its own demonstrations
+    (only,) = donors.other_queries(
+        without_classes[:1]
+    )  # no other prompts: one of its own demonstrations
     assert {*only} <= {demonstration.text for demonstration in without_classes[0].demonstrations}
     assert class_of[only.same] == class_of[without_classes[0].query] != class_of[only.other]
 
@@ -200,10 +221,14 @@ def test_queries_of_the_other_class_are_found_also_if_labels_are_exchanged():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.rotating) for seed in (1, 2))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.rotating) for seed in (1, 2))]
+)
 def test_planted_two_towers_are_found_and_their_exchanges_cancel(planted, seed):
     truth, model = planted("two-tower", seed)
-    towers = il.two_towers(model, il.WordTask("sentiment-number", truth.words), k=4, n=24, n_random=3)
+    towers = il.two_towers(
+        model, il.WordTask("sentiment-number", truth.words), k=4, n=24, n_random=3
+    )
     assert {*towers.heads} == {*truth.heads["two-tower"]}  # precision and recall 1
     assert towers.scan["query"][3] > 20 * towers.scan["query"][4]
     table = towers.to_frame().set_index("exchanged")
@@ -216,7 +241,9 @@ def test_planted_two_towers_are_found_and_their_exchanges_cancel(planted, seed):
     assert (table["random"].abs() < 0.1 * intact).all()
     assert towers.is_two_towers
     assert "work as two towers" in towers.verdict
-    decoys = il.two_towers(model, il.WordTask("sentiment-number", truth.words), truth.heads["decoy"], n=24, n_random=3)
+    decoys = il.two_towers(
+        model, il.WordTask("sentiment-number", truth.words), truth.heads["decoy"], n=24, n_random=3
+    )
     assert not decoys.is_two_towers  # they raise all labels alike
 
 
@@ -235,13 +262,20 @@ def test_planted_two_towers_are_found_and_their_exchanges_cancel(planted, seed):
 def test_other_planted_models_are_not_called_two_towers(planted, kind, options):
     truth, model = planted(kind)
     heads = [
-        head for role, heads_of_role in truth.heads.items() if role not in ("mover", "decoy") for head in heads_of_role
+        head
+        for role, heads_of_role in truth.heads.items()
+        if role not in ("mover", "decoy")
+        for head in heads_of_role
     ]
     for tested_heads in (None, heads or truth.heads.get("mover") or None):
         how = {"k": 4, "n": 24, "n_random": 3}
-        towers = il.two_towers(model, il.WordTask("sentiment-number", truth.words), tested_heads, **how, **options)
+        towers = il.two_towers(
+            model, il.WordTask("sentiment-number", truth.words), tested_heads, **how, **options
+        )
         assert not towers.is_two_towers
-        assert towers.is_undecided == any(check.difference.low <= 0 <= check.difference.high for check in towers.checks)
+        assert towers.is_undecided == any(
+            check.difference.low <= 0 <= check.difference.high for check in towers.checks
+        )
         assert "not shown" in towers.verdict or "do not show" in towers.verdict
     if options.get("layout") == "order":
         assert towers.accuracy.value == 1
@@ -255,7 +289,11 @@ def test_two_towers_are_found_under_a_preference(tmp_path):
     truth = build("two-tower", tmp_path, preference=6.0, preferred="bar")
     model = il.load_model(str(truth.folder), device="cpu")
     towers = il.two_towers(
-        model, il.WordTask("sentiment-number", truth.words), truth.heads["two-tower"], n=24, n_random=3
+        model,
+        il.WordTask("sentiment-number", truth.words),
+        truth.heads["two-tower"],
+        n=24,
+        n_random=3,
     )
     assert towers.is_two_towers
     assert towers.accuracy.value < 0.8
@@ -267,11 +305,15 @@ def test_the_command_tests_the_same_prompts(planted, tmp_path, monkeypatch):
     truth, model = planted("two-tower")
     monkeypatch.setattr("icl_lens.cli.options.ModelOptions.load", lambda *_, **__: model)
     file = tmp_path / "towers.json"
-    call = f"towers -t sentiment-number --path {truth.words} -n 24 -k 4 --random-sets 3 --json {file}"
+    call = (
+        f"towers -t sentiment-number --path {truth.words} -n 24 -k 4 --random-sets 3 --json {file}"
+    )
     result = CliRunner().invoke(app, shlex.split(call))
     assert result.exit_code == 0, result.output
     assert "intervals over more are narrower" not in " ".join(result.output.split())
-    towers = il.two_towers(model, il.WordTask("sentiment-number", truth.words), k=4, n=24, n_random=3)
+    towers = il.two_towers(
+        model, il.WordTask("sentiment-number", truth.words), k=4, n=24, n_random=3
+    )
     assert il.results.TwoTowers.load(file).heads == towers.heads
     theirs = json.loads(file.read_text())["summary"]
     ours = json.loads(json.dumps(towers.to_dict()))
@@ -279,9 +321,9 @@ def test_the_command_tests_the_same_prompts(planted, tmp_path, monkeypatch):
         ours[name] for name in ("exchanges", "scan", "n_scanned")
     ]
     scanned, _ = TowerTask(task="animal-country", n=24).split_prompts(0)
-    assert {*Counter((prompt.answer, prompt.classes[prompt.answer]) for prompt in scanned).values()} == {
-        len(scanned) // 4
-    }
+    assert {
+        *Counter((prompt.answer, prompt.classes[prompt.answer]) for prompt in scanned).values()
+    } == {len(scanned) // 4}
 
 
 # The result
@@ -310,7 +352,8 @@ def test_each_exchange_of_each_set_has_the_numbers_that_it_has_alone(tiny_run):
             ]
             expected = answers if exchange.name == "keys: labels" else columns
             assert effects_of_exchange.as_predicted.tolist() == [
-                label == expected_label for label, expected_label in zip(predicted, expected, strict=True)
+                label == expected_label
+                for label, expected_label in zip(predicted, expected, strict=True)
             ]
 
 
@@ -325,7 +368,11 @@ def towers(planted):
 MUST_DIFFER = [
     ("keys", "keys: labels"),
     ("keys: own text", "keys: other texts"),
-    *((part, pair) for pair in ("query+keys", "query+values", "keys+values") for part in pair.split("+")),
+    *(
+        (part, pair)
+        for pair in ("query+keys", "query+values", "keys+values")
+        for part in pair.split("+")
+    ),
 ]
 
 
@@ -335,7 +382,8 @@ def test_one_wrong_difference_is_enough_for_no(towers, larger, smaller):
     assert towers.is_two_towers
     lost = next(exchange.lost for exchange in towers.exchanges if exchange.name == larger)
     changed = tuple(
-        replace(exchange, lost=lost) if exchange.name == smaller else exchange for exchange in towers.exchanges
+        replace(exchange, lost=lost) if exchange.name == smaller else exchange
+        for exchange in towers.exchanges
     )
     made_up = replace(towers, exchanges=changed)
     assert [check.holds for check in made_up.checks].count(False) >= 1
@@ -351,7 +399,8 @@ def test_a_difference_that_may_be_chance_is_enough_for_no(towers):
     (texts,) = (exchange.lost for exchange in towers.exchanges if exchange.name == "keys")
     lost = texts - 0.1 + np.where(query % 2, 10, -10) * (query < query.max() // 2 * 2)
     changed = tuple(
-        replace(exchange, lost=lost) if exchange.name == "keys: labels" else exchange for exchange in towers.exchanges
+        replace(exchange, lost=lost) if exchange.name == "keys: labels" else exchange
+        for exchange in towers.exchanges
     )
     made_up = replace(towers, exchanges=changed)
     (check,) = (
@@ -366,7 +415,9 @@ def test_a_difference_that_may_be_chance_is_enough_for_no(towers):
 @pytest.mark.parametrize("name", ["query", "keys", "values"])
 def test_an_exchange_that_random_heads_match_is_enough_for_no(towers, name):
     changed = tuple(
-        replace(exchange, random_lost=np.stack([exchange.lost] * 3)) if exchange.name == name else exchange
+        replace(exchange, random_lost=np.stack([exchange.lost] * 3))
+        if exchange.name == name
+        else exchange
         for exchange in towers.exchanges
     )
     made_up = replace(towers, exchanges=changed)
@@ -376,14 +427,19 @@ def test_an_exchange_that_random_heads_match_is_enough_for_no(towers, name):
 
 def test_one_head_is_one_head(towers):
     with_one_head = replace(towers, heads=towers.heads[:1], random_sets=towers.random_sets[:1])
-    assert with_one_head.verdict.startswith("The head works as two towers on these prompts. Exchanging its query")
+    assert with_one_head.verdict.startswith(
+        "The head works as two towers on these prompts. Exchanging its query"
+    )
     assert "1 head matches queries with keys and carries labels" in with_one_head.to_html()
     assert "2 heads match queries with keys and carry labels" in towers.to_html()
     notes = [note for section in with_one_head.to_view().sections for note in section.notes]
     assert any("Random heads: 1 set of" in note for note in notes)
     no = replace(with_one_head, partner_log_odds=-with_one_head.partner_log_odds)
     assert "whether the head works as two towers" in no.verdict
-    assert "The head moves the answer in the direction" in weakened(with_one_head, ["query"], 0.4).verdict
+    assert (
+        "The head moves the answer in the direction"
+        in weakened(with_one_head, ["query"], 0.4).verdict
+    )
     lost = {exchange.name: exchange.lost for exchange in towers.exchanges}
     pair = [
         replace(exchange, lost=lost["query"]) if exchange.name == "query+keys" else exchange
@@ -399,14 +455,22 @@ def with_preference(towers, nats):
         replace(
             exchange,
             partner_log_odds=exchange.partner_log_odds + gain,
-            donors_log_odds=None if exchange.donors_log_odds is None else exchange.donors_log_odds - gain,
+            donors_log_odds=None
+            if exchange.donors_log_odds is None
+            else exchange.donors_log_odds - gain,
             correct=exchange.partner_log_odds + gain > 0,
             as_predicted=(exchange.partner_log_odds + gain > 0) == (exchange.predicted == "same"),
         )
         for exchange in towers.exchanges
     ]
     intact = towers.partner_log_odds + gain
-    return replace(towers, log_odds=intact, partner_log_odds=intact, correct=intact > 0, exchanges=tuple(exchanges))
+    return replace(
+        towers,
+        log_odds=intact,
+        partner_log_odds=intact,
+        correct=intact > 0,
+        exchanges=tuple(exchanges),
+    )
 
 
 def weakened(towers, names, share):
@@ -432,12 +496,16 @@ def test_a_preference_does_not_hide_two_towers(towers, nats):
     assert preferring.is_two_towers
     for name, log_odds in preferring.left.items():
         assert log_odds.value == pytest.approx(towers.left[name].value)
-    assert preferring.answered["the prompts"].value == pytest.approx(towers.partner_log_odds.mean(), abs=0.1)
+    assert preferring.answered["the prompts"].value == pytest.approx(
+        towers.partner_log_odds.mean(), abs=0.1
+    )
     assert "become" in preferring.verdict
     if nats == 20:
         shares = [preferring.accuracy.value, 1 - preferring.accuracy.value]
         assert abs(shares[0] - shares[1]) < 0.5
-        assert [exchange.correct.mean() for exchange in preferring.exchanges] == [shares[0]] * len(NAMES)
+        assert [exchange.correct.mean() for exchange in preferring.exchanges] == [shares[0]] * len(
+            NAMES
+        )
 
 
 @pytest.mark.parametrize("names", [["query"], ["keys"], ["values"], ["query", "keys", "values"]])
@@ -463,13 +531,21 @@ def test_donors_that_the_model_does_not_answer_give_no_verdict(towers, name):
     are not.
     """
     changed = [
-        replace(exchange, donors_log_odds=-exchange.donors_log_odds) if exchange.name == name else exchange
+        replace(exchange, donors_log_odds=-exchange.donors_log_odds)
+        if exchange.name == name
+        else exchange
         for exchange in towers.exchanges
     ]
     made_up = replace(towers, exchanges=tuple(changed))
     assert not made_up.is_two_towers
-    assert made_up.verdict.startswith("These prompts do not show whether the 2 heads work as two towers")
-    what = {"query": "a query of the other class", "keys": "exchanged texts", "values": "exchanged labels"}[name]
+    assert made_up.verdict.startswith(
+        "These prompts do not show whether the 2 heads work as two towers"
+    )
+    what = {
+        "query": "a query of the other class",
+        "keys": "exchanged texts",
+        "values": "exchanged labels",
+    }[name]
     assert f"it is not shown that the model answers the prompts with {what} (−" in made_up.verdict
 
 
@@ -477,7 +553,9 @@ def test_a_model_that_guesses_gets_no_verdict(towers):
     noise = np.where(np.arange(len(towers.queries)) % 2, 1.0, -1.0)
     made_up = replace(towers, partner_log_odds=noise)
     assert not made_up.is_two_towers
-    assert made_up.verdict.startswith("These prompts do not show whether the 2 heads work as two towers")
+    assert made_up.verdict.startswith(
+        "These prompts do not show whether the 2 heads work as two towers"
+    )
     assert "not shown that the model answers the prompts (" in made_up.verdict
 
 
@@ -499,7 +577,10 @@ def test_log_odds_are_those_against_the_partner(tiny_run):
     def log_odds(prompts, answers, other_labels):
         scores = il.score(model, il.tokenize(model, prompts, prepend_bos=False, labels=labels))
         pairs = zip(scores, answers, other_labels, strict=True)
-        return [float(row[labels.index(answer)] - row[labels.index(other_label)]) for row, answer, other_label in pairs]
+        return [
+            float(row[labels.index(answer)] - row[labels.index(other_label)])
+            for row, answer, other_label in pairs
+        ]
 
     assert_close(towers.partner_log_odds, log_odds(three, towers.answers, towers.partners))
     for name, change in (("keys", donors.exchange_texts), ("values", donors.exchange_labels)):
@@ -608,7 +689,12 @@ def test_a_pass_over_donors_copies_the_keys_of_one_layer_at_a_time(tiny_run):
     assert keys.shape[2] == values.shape[2] == 6
     assert_close(keys[0, :, 2:5], stored.keys[0, :, :3])
     assert_close(values[1, :, :5], stored.values[1, :, :5])
-    held = [x for layer in pasts.cache.layers for x in vars(layer).values() if isinstance(x, torch.Tensor)]
+    held = [
+        x
+        for layer in pasts.cache.layers
+        for x in vars(layer).values()
+        if isinstance(x, torch.Tensor)
+    ]
     assert not any(x.is_floating_point() for x in held)
     assert stored.keys.data_ptr() == prefixes.rows.keys[1].k.data_ptr()
 
@@ -620,6 +706,11 @@ def test_heads_are_found_by_the_score_that_is_named(icl_mini):
     scanned, _ = scanned_and_tested(drawn, 8)
     assert list(towers.heads) == il.locate(icl_mini, scanned, k=3).heads
     assert towers.scan is None
-    assert towers.scan_note == f"The heads have the largest mean contrast on {len(scanned)} prompts other than these."
-    with pytest.raises(il.InputError, match="by must be 'exchange', its default, if heads are passed"):
+    assert (
+        towers.scan_note
+        == f"The heads have the largest mean contrast on {len(scanned)} prompts other than these."
+    )
+    with pytest.raises(
+        il.InputError, match="by must be 'exchange', its default, if heads are passed"
+    ):
         il.two_towers(icl_mini, "sentiment-number", ["L5H0"], by="effect", n=8)

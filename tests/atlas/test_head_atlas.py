@@ -15,7 +15,9 @@ DOCUMENTATION = Path(__file__).parents[2] / "docs" / "howto" / "atlas.md"
 
 @pytest.fixture(scope="module")
 def atlas(gpt2):
-    return il.head_atlas(gpt2, text=["love like love hate one two", "the cat a dog the cat"], n_sequences=5, k=4)
+    return il.head_atlas(
+        gpt2, text=["love like love hate one two", "the cat a dog the cat"], n_sequences=5, k=4
+    )
 
 
 def test_the_table_has_a_row_for_each_head_and_a_column_for_each_score(atlas):
@@ -38,7 +40,9 @@ def test_first_heads_and_intervals(atlas):
 
 
 def test_what_is_missing_is_left_out_with_its_reason(icl_mini, atlas):
-    assert {atlas.left_out[name] for name in TASK_SCORES} == {"it needs prompts of an in-context task"}
+    assert {atlas.left_out[name] for name in TASK_SCORES} == {
+        "it needs prompts of an in-context task"
+    }
     with pytest.raises(il.InputError, match="it needs prompts"):
         atlas["contrast"]
     with pytest.raises(il.InputError, match="score must be one of"):
@@ -51,8 +55,12 @@ def test_what_is_missing_is_left_out_with_its_reason(icl_mini, atlas):
 
 @pytest.mark.slow
 def test_pairs_and_texts_have_the_scores_that_need_no_labels(gpt2):
-    pairs = [il.Prompt([("love", "like"), ("one", "two")], "cat", "dog", ["dog", "like", "two"])] * 2
-    atlas = il.head_atlas(gpt2, il.tokenize(gpt2, pairs), text=["love like love hate"], n_sequences=2)
+    pairs = [
+        il.Prompt([("love", "like"), ("one", "two")], "cat", "dog", ["dog", "like", "two"])
+    ] * 2
+    atlas = il.head_atlas(
+        gpt2, il.tokenize(gpt2, pairs), text=["love like love hate"], n_sequences=2
+    )
     assert "increase" in atlas.scores
     assert "exchange" in atlas.left_out
     text = il.tokenize(gpt2, [il.Text("love like love", answer=" hate")])
@@ -70,4 +78,6 @@ def test_every_score_is_documented():
 def test_csv_is_the_table(atlas, tmp_path):
     atlas.to_csv(tmp_path / "atlas.csv")
     table = pd.read_csv(tmp_path / "atlas.csv")
-    assert torch.allclose(torch.tensor(table["induction"].to_numpy()), atlas["induction"].mean.flatten())
+    assert torch.allclose(
+        torch.tensor(table["induction"].to_numpy()), atlas["induction"].mean.flatten()
+    )

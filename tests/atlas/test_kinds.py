@@ -71,7 +71,10 @@ def test_turning_keeps_products_of_a_head_and_the_pairs_that_rotate_together(gpt
         expected = torch.einsum("bphd,cqhd->hbpcq", queries, queries)
         assert torch.allclose(products, expected, atol=1e-4)
         assert (turned - queries).abs().max() > 0.5
-        pairs = turned[..., [0, n_rotary // 2]].norm(dim=-1), queries[..., [0, n_rotary // 2]].norm(dim=-1)
+        pairs = (
+            turned[..., [0, n_rotary // 2]].norm(dim=-1),
+            queries[..., [0, n_rotary // 2]].norm(dim=-1),
+        )
         assert torch.allclose(*pairs, atol=1e-4) == (n_rotary > 0)
 
 
@@ -102,15 +105,21 @@ def planted_atlas(tmp_path_factory):
 
     def record(stream, scale, generator):
         state = generator.get_state()
-        choice, distance, _ = (planted.heads._draw(n, generator) for n in (4, planted.heads.MAX_DISTANCE + 1, 3))
+        choice, distance, _ = (
+            planted.heads._draw(n, generator) for n in (4, planted.heads.MAX_DISTANCE + 1, 3)
+        )
         generator.set_state(state)
-        drawn.append("distance" * (choice == 1) + str(distance) * (choice == 1) + "first" * (choice == 2))
+        drawn.append(
+            "distance" * (choice == 1) + str(distance) * (choice == 1) + "first" * (choice == 2)
+        )
         return draw_terms(stream, scale, generator)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planted.heads, "_draw_terms", record)
         truth = build("two-tower", tmp_path_factory.mktemp("planted"))
-    noise = {Head.from_index(index, planted.heads.N_HEADS): what for index, what in enumerate(drawn)}
+    noise = {
+        Head.from_index(index, planted.heads.N_HEADS): what for index, what in enumerate(drawn)
+    }
     for heads in truth.heads.values():
         for head in heads:
             noise[head] = ""  # written over
@@ -134,7 +143,13 @@ def test_planted_heads_have_their_kind(planted_atlas):
         assert precision >= 0.8, (kind, kinds[kind], true)
         assert recall >= 0.7, (kind, kinds[kind], true)
     towers = truth.heads["two-tower"]
-    for kind in ("writes the answer", "needed", "compares", "carries labels", "attends to true labels"):
+    for kind in (
+        "writes the answer",
+        "needed",
+        "compares",
+        "carries labels",
+        "attends to true labels",
+    ):
         precision, recall = precision_and_recall(kinds[kind], towers)
         assert precision >= 0.8, (kind, kinds[kind], towers)
         assert recall >= 0.75, (kind, kinds[kind], towers)

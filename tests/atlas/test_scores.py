@@ -32,7 +32,10 @@ N_SEQUENCES = 3
 def case(load_tiny, family_folder, request):
     """A tiny model with its atlas, and the plain passes that the references read."""
     with Float64():
-        model, hf = load_tiny(request.param, dtype=torch.float64), hf_twin(family_folder, request.param)
+        model, hf = (
+            load_tiny(request.param, dtype=torch.float64),
+            hf_twin(family_folder, request.param),
+        )
         batch = sweep.tokenized(model, sweep.ONE_WORD)
         atlas = il.head_atlas(model, batch, text=TEXTS, n_sequences=N_SEQUENCES, k=4)
         ids = sweep.trimmed(batch)
@@ -96,7 +99,9 @@ def test_scores_of_texts(case):
             theirs = reference_hf.Reference(case.hf, ids[: position + 1])
             current, earlier = int(ids[position]), ids[:position].tolist()
             for layer, head in heads():
-                previous[row, layer, head] += float(pattern[layer][head, position, position - 1]) / (len(ids) - 1)
+                previous[row, layer, head] += float(
+                    pattern[layer][head, position, position - 1]
+                ) / (len(ids) - 1)
                 candidates = [token for token in earlier if token != current]
                 if not candidates:
                     continue
@@ -107,7 +112,10 @@ def test_scores_of_texts(case):
                     if token == predicted:
                         part = theirs.subhead_outputs[layer, head, key]
                         zero = torch.zeros_like(part)
-                        logits = [theirs.readout.logits(x, "frozen", bias=False)[token] for x in (part, zero)]
+                        logits = [
+                            theirs.readout.logits(x, "frozen", bias=False)[token]
+                            for x in (part, zero)
+                        ]
                         added += float(logits[0] - logits[1])
                 suppression[row, layer, head] -= added
                 counts[layer, head] += 1
@@ -120,7 +128,9 @@ def circuits(case):
     """Return each head's output circuit over the whole vocabulary [layer head token token]."""
     embeddings = case.hf.get_input_embeddings().weight.detach()
     readout = case.references[0].readout
-    expected = torch.zeros(families.N_LAYERS, families.N_HEADS, len(embeddings), len(embeddings)).double()
+    expected = torch.zeros(
+        families.N_LAYERS, families.N_HEADS, len(embeddings), len(embeddings)
+    ).double()
     for layer, head in heads():
         block = reference_hf._layers(case.hf)[layer]
         norm = reference_hf._Norm(block.ln_1 if hasattr(block, "ln_1") else block.input_layernorm)
@@ -134,7 +144,9 @@ def circuits(case):
             group = head // 2
         z = x @ values[:, group * d_head : (group + 1) * d_head]
         written = z @ reference_hf.output_weights(case.hf, layer)[head]
-        expected[layer, head] = readout.norm.center(written) * readout.norm.gain @ readout.W_U * readout.multiplier
+        expected[layer, head] = (
+            readout.norm.center(written) * readout.norm.gain @ readout.W_U * readout.multiplier
+        )
     return expected
 
 
@@ -191,7 +203,9 @@ def test_attention_to_labels_and_of_labels(case):
             for label in labels:
                 counted = true if int(ids[label]) == answer else false
                 counted[row, layer, head] += float(pattern[-1, label])
-                reads[row, layer, head] += float(pattern[label, label - 2]) / len(labels)  # "text : label"
+                reads[row, layer, head] += float(pattern[label, label - 2]) / len(
+                    labels
+                )  # "text : label"
     assert_same(case, "true_label_attention", true)
     assert_same(case, "false_label_attention", false)
     assert_same(case, "label_difference", true - false)
@@ -201,13 +215,18 @@ def test_attention_to_labels_and_of_labels(case):
 def test_task_subspace(case):
     recognition, learning = empty(len(case.ids)), empty(len(case.ids))
     for row, theirs in enumerate(case.references):
-        answer, other = int(case.batch.answer_tokens[row]), int(case.batch.other_label_tokens[row][0])
+        answer, other = (
+            int(case.batch.answer_tokens[row]),
+            int(case.batch.other_label_tokens[row][0]),
+        )
         W = theirs.readout.W_U[:, [answer, other]]
         projection = W @ torch.linalg.inv(W.T @ W) @ W.T
         for layer, head in heads():
             output = theirs.head_outputs[layer, head]
             recognition[row, layer, head] = float((projection @ output).square().sum())
-            learning[row, layer, head] = float(output @ (W[:, 0] - W[:, 1])) / recognition[row, layer, head]
+            learning[row, layer, head] = (
+                float(output @ (W[:, 0] - W[:, 1])) / recognition[row, layer, head]
+            )
     assert_same(case, "task_recognition", recognition)
     assert_same(case, "task_learning", learning)
 
@@ -223,6 +242,8 @@ def test_similarity_by_class(case):
             for first, label in enumerate(labels):
                 for second, other in enumerate(labels):
                     if label == prompt.answer != other:
-                        pairs.append(float(similarity[row, number, first] > similarity[row, number, second]))
+                        pairs.append(
+                            float(similarity[row, number, first] > similarity[row, number, second])
+                        )
             expected[row, layer, head] = np.mean(pairs)
     assert_same(case, "similarity", expected)

@@ -23,7 +23,9 @@ def atlas():
 
 FILES = {
     "list.json": json.dumps([[0, 1, 0.5], [1, 2, -0.25]]),
-    "objects.json": json.dumps([{"layer": 0, "head": 1, "score": 0.5}, {"layer": 1, "head": 2, "score": -0.25}]),
+    "objects.json": json.dumps(
+        [{"layer": 0, "head": 1, "score": 0.5}, {"layer": 1, "head": 2, "score": -0.25}]
+    ),
     "retrieval.json": json.dumps({"0-1": [0.25, 0.75], "1-2": [-0.25]}),
     "names.json": json.dumps({"L0H1": 0.5, "L1H2": -0.25}),
     "table.csv": "layer,head,name,score\n0,1,L0H1,0.5\n1,2,L1H2,-0.25\n",

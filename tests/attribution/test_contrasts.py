@@ -51,7 +51,12 @@ def test_own_norm_is_exhaustive_and_says_so(gpt2_acts, gpt2_batch):
     top = against_hf.check_search(gpt2_acts, gpt2_batch, certified=False, final_norm="own")
     assert torch.equal(top.n_exact, top.n_parts)
     heads = il.top_heads(gpt2_acts, k=3, by="increase", final_norm="own")
-    mean = il.head_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens, final_norm="own").mean(0).flatten().topk(3)
+    mean = (
+        il.head_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens, final_norm="own")
+        .mean(0)
+        .flatten()
+        .topk(3)
+    )
     assert (heads.certified, heads.n_exact) == (False, 12)
     assert_close(heads.value, mean.values)
 
@@ -60,8 +65,12 @@ def test_own_norm_is_exhaustive_and_says_so(gpt2_acts, gpt2_batch):
 def test_few_parts_of_a_thousand_prompts_are_evaluated(icl_mini):
     searches = []
     for part in il.tokenize(icl_mini, il.load_task("sentiment-number", n=1000, seed=0)).split(100):
-        searches.append(against_hf.check_search(il.capture(icl_mini, part), part, certified=True, k=20))
-    n_exact, n_parts = (torch.cat([getattr(top, name) for top in searches]) for name in ("n_exact", "n_parts"))
+        searches.append(
+            against_hf.check_search(il.capture(icl_mini, part), part, certified=True, k=20)
+        )
+    n_exact, n_parts = (
+        torch.cat([getattr(top, name) for top in searches]) for name in ("n_exact", "n_parts")
+    )
     assert float(n_exact.double().mean()) < 60 < float(n_parts.double().mean())
 
 
@@ -103,8 +112,12 @@ def test_small_pieces_change_nothing(gpt2_acts, gpt2_batch, monkeypatch, against
     before = everything(gpt2_acts, gpt2_batch.answer_tokens, against=against)
     for rows, parts in ((0, 0), (3, 5), (20, 50)):
         monkeypatch.setattr("icl_lens.models.readout.LOGIT_BYTES", rows * 4 * families.VOCAB_SIZE)
-        monkeypatch.setattr("icl_lens.attribution.increases.PART_BYTES", parts * 4 * families.D_MODEL)
-        for name, in_pieces in everything(gpt2_acts, gpt2_batch.answer_tokens, against=against).items():
+        monkeypatch.setattr(
+            "icl_lens.attribution.increases.PART_BYTES", parts * 4 * families.D_MODEL
+        )
+        for name, in_pieces in everything(
+            gpt2_acts, gpt2_batch.answer_tokens, against=against
+        ).items():
             assert_close(in_pieces, before[name], msg=name)
 
 
@@ -136,12 +149,16 @@ def test_other_labels_are_the_prompts_own_except_its_answer(gpt2):
     two_prompts = batch[[0, 3]]
     with pytest.raises(il.InputError, match="got none for prompt 1"):
         il.locate(gpt2, two_prompts, k=2, against=two_prompts.other_label_tokens)
-    with pytest.raises(il.InputError, match=r"prompt 1 must have another label .* or pass by='increase'"):
+    with pytest.raises(
+        il.InputError, match=r"prompt 1 must have another label .* or pass by='increase'"
+    ):
         il.locate(gpt2, two_prompts, k=2)
     assert il.locate(gpt2, two_prompts, k=2, by="increase").by == "increase"
 
 
-def test_searches_rank_by_contrast_with_the_other_labels(gpt2, gpt2_acts, gpt2_batch, no_type_checks):
+def test_searches_rank_by_contrast_with_the_other_labels(
+    gpt2, gpt2_acts, gpt2_batch, no_type_checks
+):
     """Without arguments, the answers are compared with the other labels; increases have to be asked
     for.
     """
@@ -160,7 +177,9 @@ def test_searches_rank_by_contrast_with_the_other_labels(gpt2, gpt2_acts, gpt2_b
         assert not torch.equal(default.value, increase.value)
         with pytest.raises(il.InputError, match="against must be None with by='increase'"):
             search(by="increase", against=other_labels)
-        with pytest.raises(il.InputError, match="by must be one of 'contrast', 'increase', got 'effect'"):
+        with pytest.raises(
+            il.InputError, match="by must be one of 'contrast', 'increase', got 'effect'"
+        ):
             search(by="effect")
     top = il.top_heads(gpt2_acts, k=5, by="increase")
     assert_close(top.value, il.head_log_prob_increase(gpt2_acts).mean(0).flatten().topk(5).values)
@@ -170,13 +189,20 @@ def test_texts_are_compared_with_the_tokens_they_are_given(gpt2):
     """Without labels, the score is the contrast with `against`, or else the increase."""
     text = "love bar love"
     alone, compared = (
-        il.capture(gpt2, il.tokenize(gpt2, il.Text(text, answer=" bar", against=against))) for against in (None, " foo")
+        il.capture(gpt2, il.tokenize(gpt2, il.Text(text, answer=" bar", against=against)))
+        for against in (None, " foo")
     )
     assert il.top_heads(alone, k=3).by == "increase"
-    assert_close(il.top_heads(alone, k=3).value, il.head_log_prob_increase(alone)[0].flatten().topk(3).values)
+    assert_close(
+        il.top_heads(alone, k=3).value, il.head_log_prob_increase(alone)[0].flatten().topk(3).values
+    )
     located = il.top_heads(compared, k=3)
-    expected = il.head_log_prob_increase(compared, against=compared.batch.against)[0].flatten().topk(3)
+    expected = (
+        il.head_log_prob_increase(compared, against=compared.batch.against)[0].flatten().topk(3)
+    )
     assert located.by == "contrast"
     assert_close(located.value, expected.values)
-    with pytest.raises(il.InputError, match="by must be 'increase' without tokens to compare with, got 'contrast'"):
+    with pytest.raises(
+        il.InputError, match="by must be 'increase' without tokens to compare with, got 'contrast'"
+    ):
         il.top_heads(alone, k=3, by="contrast")

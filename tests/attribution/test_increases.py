@@ -11,7 +11,9 @@ from icl_lens.models.readout import Readout
 
 def test_layers_narrow_the_subheads(gpt2_acts, gpt2_batch):
     increases = il.subhead_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens)
-    increases_of_two_layers = il.subhead_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens, layers=[2, 0])
+    increases_of_two_layers = il.subhead_log_prob_increase(
+        gpt2_acts, gpt2_batch.answer_tokens, layers=[2, 0]
+    )
     assert_close(increases_of_two_layers, increases[:, [2, 0]])
     none = il.subhead_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens, layers=[])
     assert none.shape == (3, 0, *increases.shape[2:])
@@ -23,7 +25,9 @@ def test_all_layers_share_one_product(gpt2_acts, gpt2_batch, monkeypatch):
     """
     products = []
     whole = Readout._unembed
-    monkeypatch.setattr(Readout, "_unembed", lambda self, y: products.append(y[..., 0].numel()) or whole(self, y))
+    monkeypatch.setattr(
+        Readout, "_unembed", lambda self, y: products.append(y[..., 0].numel()) or whole(self, y)
+    )
     for increases, rows in (
         (il.head_log_prob_increase, 3 * 3 * (1 + 4)),
         (il.layer_log_prob_increase, 3 * 3 * 3),
@@ -51,9 +55,17 @@ def test_a_hand_computed_increase():
     )
     x, v = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[5.0, 1.0, 2.0]])
     tolerances = {"atol": 6e-3, "rtol": 0}  # the paper truncates to two decimals
-    torch.testing.assert_close(readout.log_probs(x).exp()[0], torch.tensor([0.09, 0.24, 0.67]), **tolerances)
-    torch.testing.assert_close(readout.log_probs(x + v).exp()[0], torch.tensor([0.70, 0.04, 0.26]), **tolerances)
+    torch.testing.assert_close(
+        readout.log_probs(x).exp()[0], torch.tensor([0.09, 0.24, 0.67]), **tolerances
+    )
+    torch.testing.assert_close(
+        readout.log_probs(x + v).exp()[0], torch.tensor([0.70, 0.04, 0.26]), **tolerances
+    )
     foo = torch.tensor([0])
-    increase = readout.token_log_probs((x + v)[:, None], foo) - readout.token_log_probs(x[:, None], foo)
-    by_hand = (6 - math.log(math.exp(6) + math.exp(3) + math.exp(5))) - (1 - math.log(math.e + math.e**2 + math.e**3))
+    increase = readout.token_log_probs((x + v)[:, None], foo) - readout.token_log_probs(
+        x[:, None], foo
+    )
+    by_hand = (6 - math.log(math.exp(6) + math.exp(3) + math.exp(5))) - (
+        1 - math.log(math.e + math.e**2 + math.e**3)
+    )
     assert_close(increase.item(), by_hand)

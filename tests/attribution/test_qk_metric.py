@@ -88,7 +88,10 @@ def made(family_folder):
     """
     folder = family_folder("gpt2")
     model: Any = il.load_model(str(folder), device="cpu")
-    ids = [model.tokenizer.encode(" " + word, add_special_tokens=False)[LAST] for word in (*WORDS, *LABELS)]
+    ids = [
+        model.tokenizer.encode(" " + word, add_special_tokens=False)[LAST]
+        for word in (*WORDS, *LABELS)
+    ]
     transformer: Any = model.original_model.transformer
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -104,7 +107,9 @@ def made(family_folder):
         block.attn.c_attn.weight[:, [*range(8), *range(32, 40), *range(64, 72)]] = 0.0
         block.attn.c_proj.weight[:8] = 0.0
         for feature in range(2):  # queries, keys: kinds of words; values, output: labels
-            block.attn.c_attn.weight[feature, feature] = block.attn.c_attn.weight[feature, 32 + feature] = 4.0
+            block.attn.c_attn.weight[feature, feature] = block.attn.c_attn.weight[
+                feature, 32 + feature
+            ] = 4.0
             block.attn.c_attn.weight[2 + feature, 64 + feature] = 1.0
             block.attn.c_proj.weight[feature, 2 + feature] = 1.0
     return model, torch.tensor(ids)
@@ -121,7 +126,9 @@ def test_a_head_made_to_compare_retrieves_every_word_of_its_kind(made):
     assert precision_at_1(scores, same) == 1.0
     assert auroc(scores[~alone], same[~alone]) == 1.0
     rotated_scores = [metric.with_random_rotation(seed=seed).scores(x, x) for seed in range(40)]
-    mean = sum(auroc(rotated[~alone], same[~alone]) for rotated in rotated_scores) / len(rotated_scores)
+    mean = sum(auroc(rotated[~alone], same[~alone]) for rotated in rotated_scores) / len(
+        rotated_scores
+    )
     assert 0.3 < mean < 0.7
 
 
@@ -139,7 +146,9 @@ def test_a_head_that_likes_one_label_copies_nothing():
     logits = torch.tensor([[5.0, 0.0], [5.1, 0.0]])
     copying = il.results.HeadCopying(torch.tensor([0, 1]), logits)
     assert copying.copy_score == 0.5
-    assert copying.discrimination == 0.25  # label 0 is higher if it reads 1; label 1 is the same either way
+    assert (
+        copying.discrimination == 0.25
+    )  # label 0 is higher if it reads 1; label 1 is the same either way
 
 
 @pytest.mark.parametrize("family", ["bloom", "gpt2"])
@@ -157,7 +166,9 @@ def test_copying_reads_tokens_as_the_first_layer_does(family, load_tiny, family_
     )
     assert_close(copying.logits, expected.logits)
     if family == "bloom":
-        unnormed = il.head_copying(model, (0, 1), tokens, inputs=hf.transformer.word_embeddings.weight[tokens].detach())
+        unnormed = il.head_copying(
+            model, (0, 1), tokens, inputs=hf.transformer.word_embeddings.weight[tokens].detach()
+        )
         assert (copying.logits - unnormed.logits).abs().max() > 0.05
     with model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", lambda x, hook: 2 * x + 1)]):
         assert torch.equal(il.head_copying(model, (0, 1), tokens).logits, copying.logits)

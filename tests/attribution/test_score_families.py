@@ -96,9 +96,16 @@ def test_scores_are_the_logarithm_of_transformers_attention(kind, tiny_of):
     for layer, head in ((0, 1), (2, 5)):
         x, attention = out.hidden_states[layer][0], out.attentions[layer][0, head, -1]
         last = len(x) - 1
-        keys = [key for key in (0, 1, last // 2, last - 3, last - 1, last) if attention[key] > 1e-30]  # in the window
+        keys = [
+            key for key in (0, 1, last // 2, last - 3, last - 1, last) if attention[key] > 1e-30
+        ]  # in the window
         metrics = [il.query_key_metric(view, (layer, head), distance=last - key) for key in keys]
-        scores = torch.cat([metric.scores(x[last:], x[[key]])[0] for key, metric in zip(keys, metrics, strict=True)])
+        scores = torch.cat(
+            [
+                metric.scores(x[last:], x[[key]])[0]
+                for key, metric in zip(keys, metrics, strict=True)
+            ]
+        )
         expected = attention[keys].log()
         assert expected.std() > 0.1
         assert_close(scores - scores.mean(), expected - expected.mean())
@@ -127,7 +134,9 @@ def test_scores_that_differ_from_the_models_attention_are_refused(wrong, tiny_of
         lambda: il.query_key_metric(model, (0, 2), distance=4),
         lambda: il.label_similarity(model, batch, [(0, 2)]),
     ):
-        with pytest.raises(il.InputError, match=r"attention scores of GptOssForCausalLM are not supported: in L0H2"):
+        with pytest.raises(
+            il.InputError, match=r"attention scores of GptOssForCausalLM are not supported: in L0H2"
+        ):
             use()
 
 
@@ -194,5 +203,7 @@ def test_a_complete_explanation_leaves_nothing_out(load_tiny):
         n_random=3,
     )
     assert explanation.left_out == ()
-    assert all(report.similarity and report.why and report.query_words for report in explanation.heads)
+    assert all(
+        report.similarity and report.why and report.query_words for report in explanation.heads
+    )
     assert "Left out" not in explanation.to_html()

@@ -45,8 +45,12 @@ def test_first_order_value_parts_are_the_derivative_of_the_increase(captured):
     u = (pattern * values) @ acts.view.W_O(LAYER)[1]
     x = acts.resid_pre[:, LAYER, None].double()
     readout = acts.readout
-    above, below = (readout.token_log_probs(x + sign * step * u, batch.answer_tokens) for sign in (1, -1))
-    torch.testing.assert_close(parts.value[:, :1], ((above - below) / (2 * step)).float(), atol=2e-3, rtol=2e-2)
+    above, below = (
+        readout.token_log_probs(x + sign * step * u, batch.answer_tokens) for sign in (1, -1)
+    )
+    torch.testing.assert_close(
+        parts.value[:, :1], ((above - below) / (2 * step)).float(), atol=2e-3, rtol=2e-2
+    )
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma3", "bloom", "qwen3"])
@@ -57,7 +61,9 @@ def test_a_writing_head_splits_by_the_positions_it_read(captured, name):
     for writer in ("L0H1", "L1H2"):
         number = parts.writers.index(writer)
         scale = float(parts.query_parts.norm(dim=-1).max() * parts.key_parts.norm(dim=-1).max())
-        assert_close(parts.by_position(writer, "query").sum(-1), parts.query_side[..., number], scale=scale)
+        assert_close(
+            parts.by_position(writer, "query").sum(-1), parts.query_side[..., number], scale=scale
+        )
         by_key = parts.by_position(writer, "key")
         assert_close(by_key.sum(-1), parts.key_side[..., number], scale=scale)
         after = torch.arange(by_key.shape[-1]) > batch.label_positions[..., None]
@@ -74,7 +80,9 @@ def test_contrasts_between_groups_of_keys(captured):
     why = parts.contrast(same)
     scores = parts.scores
     other_labels = ~same & (parts.positions >= 0)
-    expected = (scores * same).sum(1) / same.sum(1) - (scores * other_labels).sum(1) / other_labels.sum(1)
+    expected = (scores * same).sum(1) / same.sum(1) - (scores * other_labels).sum(
+        1
+    ) / other_labels.sum(1)
     scale = float(why.pairs.abs().max())
     for total in (why.value, why.query_side.sum(-1), why.key_side.sum(-1), why.pairs.sum((1, 2))):
         assert_close(total, expected, scale=scale)
@@ -115,8 +123,12 @@ def test_parts_that_do_not_sum_are_refused_by_name(captured, monkeypatch):
     """Here, the gain of a norm is read wrongly."""
     _, _, acts = captured("llama_gqa")
     norm = acts.view.attn_input_norm(LAYER)
-    monkeypatch.setattr(ModelView, "attn_input_norm", lambda self, layer: norm._replace(gain=norm.gain * 1.1))
-    with pytest.raises(il.InputError, match="attention scores of LlamaForCausalLM are not supported"):
+    monkeypatch.setattr(
+        ModelView, "attn_input_norm", lambda self, layer: norm._replace(gain=norm.gain * 1.1)
+    )
+    with pytest.raises(
+        il.InputError, match="attention scores of LlamaForCausalLM are not supported"
+    ):
         il.attention_score_parts(acts, "L2H1")
 
 
@@ -150,7 +162,9 @@ def test_parts_without_kept_vectors_are_those_with_them(captured, monkeypatch, n
     fresh = acts.to("cpu")
     new = il.attention_score_parts(fresh, "L2H1")
     assert_close(new.pattern_without("key", norm="recomputed"), before, scale=8.0)
-    scale = float(score_parts.query_parts.norm(dim=-1).amax() * score_parts.key_parts.norm(dim=-1).amax())
+    scale = float(
+        score_parts.query_parts.norm(dim=-1).amax() * score_parts.key_parts.norm(dim=-1).amax()
+    )
     assert_close(new.key_side, score_parts.key_side, scale=scale)
     assert_close(new.query_side, score_parts.query_side, scale=scale)
     for writer in score_parts.writers:  # the vectors of one writer alone are the same
@@ -173,7 +187,9 @@ def test_long_prompts_keep_no_attention_of_every_label(icl_mini):
         batch = il.tokenize(icl_mini, [il.Prompt(demonstrations, query="one", answer="foo")])
         writer_fields = vars(il.capture(icl_mini, batch, writers=True).writers)
         tensors = [value for value in writer_fields.values() if isinstance(value, torch.Tensor)]
-        return sum(value.numel() * value.element_size() for value in tensors) / batch.tokens.shape[1]
+        return (
+            sum(value.numel() * value.element_size() for value in tensors) / batch.tokens.shape[1]
+        )
 
     assert bytes_per_token(40) < 1.1 * bytes_per_token(10)
 
@@ -184,7 +200,9 @@ def test_only_a_soft_cap_leaves_out_the_values(load_tiny, name):
     batch = il.tokenize(model, PROMPTS[:1], prepend_bos=False)
     acts = il.capture(model, batch, writers=True)
     more, less = batch.label_positions[0, :2].tolist()
-    why, vectors = attention_reasons(acts, il.Head(LAYER, 0), [more], [less], batch.answer_tokens, None)
+    why, vectors = attention_reasons(
+        acts, il.Head(LAYER, 0), [more], [less], batch.answer_tokens, None
+    )
     assert bool(why.value) == ("value" in vectors) == (name == "gpt2")
     if name == "gpt2":
         with pytest.raises(il.InputError, match="targets must be between"):

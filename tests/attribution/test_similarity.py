@@ -31,18 +31,29 @@ def test_the_figure_shows_every_score_where_it_belongs():
 
 
 def test_the_element_shows_every_score_in_its_cell():
-    element = il.html.similarity_matrix(SCORES, QUERIES, KEYS, query_classes=[0, 1], key_classes=[0, 1, -1])
+    element = il.html.similarity_matrix(
+        SCORES, QUERIES, KEYS, query_classes=[0, 1], key_classes=[0, 1, -1]
+    )
     page = str(element)
-    assert '<td class="n p" style="--v:100%">+2.00</td><td class="n m" style="--v:50%">−1.00</td>' in page
+    assert (
+        '<td class="n p" style="--v:100%">+2.00</td><td class="n m" style="--v:50%">−1.00</td>'
+        in page
+    )
     assert '<span class="tok l1">a$b$</span>' in page
     assert "<i>bar" not in page
     assert "&lt;i&gt;bar" in page
     # Reached by Tab, and scrolled from the keyboard where it is wider than the page.
-    assert '<div class="scroll" tabindex="0" role="region" aria-label="Similarity of queries and keys"><table' in page
+    assert (
+        '<div class="scroll" tabindex="0" role="region" aria-label="Similarity of queries and keys"><table'
+        in page
+    )
     assert page.count('scope="row"') == len(QUERIES)
     assert page.count('scope="col"') == len(KEYS)
     # where scripts and styles are stripped: the same numbers, tinted
-    assert "background-color: rgba(213,94,0,0.80)" in element._repr_html_().partition("icl-lens-twin")[2]
+    assert (
+        "background-color: rgba(213,94,0,0.80)"
+        in element._repr_html_().partition("icl-lens-twin")[2]
+    )
     assert "−2.00" in repr(element)
 
 
@@ -71,7 +82,9 @@ def test_an_explanation_holds_it_for_every_located_head(gpt2: Any) -> None:
     assert_close(first, similarity[0])
     assert (first.columns - 1).tolist() == first.index[:4].tolist()
     assert [*table["query_label"][:20:4]] == ["bar", "bar", "foo", "foo", "foo"]
-    assert il.explain(gpt2, il.Text("love bar love", answer=" bar"), k=2).to_frame("similarity").empty
+    assert (
+        il.explain(gpt2, il.Text("love bar love", answer=" bar"), k=2).to_frame("similarity").empty
+    )
 
 
 def matching(scores: Any) -> float:
@@ -83,7 +96,10 @@ def matching(scores: Any) -> float:
     columns = []
     for j in range(4):
         is_other = np.arange(5) != j
-        columns.append(x[is_other & (asked == asked[j]), j].mean() - x[is_other & (asked != asked[j]), j].mean())
+        columns.append(
+            x[is_other & (asked == asked[j]), j].mean()
+            - x[is_other & (asked != asked[j]), j].mean()
+        )
     return float(np.mean(columns))
 
 
@@ -104,13 +120,17 @@ def test_a_label_that_all_rows_prefer_does_not_count_as_matching(gpt2: Any) -> N
 def test_the_page_shows_the_matrix_and_what_same_labels_score(gpt2: Any) -> None:
     explanation = il.explain(gpt2, il.Prompt.parse(PROMPT, answer="foo"), k=2)
     page, report = explanation.to_html(), explanation.heads[0]
-    (panel,) = re.findall(rf'<article class="panel" data-head="{report.head}".*?</article>', page, re.DOTALL)
+    (panel,) = re.findall(
+        rf'<article class="panel" data-head="{report.head}".*?</article>', page, re.DOTALL
+    )
     cells = re.findall(r'<td class="n [pm]" style="--v:\d+%">([+−][\d.]+)</td>', panel)
     centered = []
     for i, row in enumerate(report.similarity):
         rest_of_row = [x for j, x in enumerate(row) if j != i]
         centered.append([x - math.fsum(rest_of_row) / len(rest_of_row) for x in row])
-    assert [float(cell.replace("−", "-")) for cell in cells] == [round(x, 2) for row in centered for x in row]
+    assert [float(cell.replace("−", "-")) for cell in cells] == [
+        round(x, 2) for row in centered for x in row
+    ]
     assert f"a column scores {matching(report.similarity):+.2f} higher".replace("-", "−") in panel
     assert "Attention scores without positions" in explanation._repr_html_()
     assert (
@@ -144,7 +164,9 @@ def test_a_model_that_hides_its_rotation_is_explained_without_it(
 @pytest.mark.slow
 def test_labels_of_several_tokens_are_asked_for_before_their_first() -> None:
     model = il.load_model("icl-mini")
-    prompt = il.Prompt.parse("love : barfoo like : barfoo eight : foobar two : foobar one :", answer="foobar")
+    prompt = il.Prompt.parse(
+        "love : barfoo like : barfoo eight : foobar two : foobar one :", answer="foobar"
+    )
     batch = il.tokenize(model, [prompt])
     tokens = batch.token_strings[0]
     assert [tokens[place] for place in batch.prediction_positions[0]] == [":"] * 4
@@ -164,11 +186,17 @@ def test_labels_of_several_tokens_are_asked_for_before_their_first() -> None:
 
 
 def test_long_texts_and_many_demonstrations_stay_short_on_the_page(gpt2: Any) -> None:
-    text = " ".join(f"{word} : {label}" for word, label in [("love", "bar"), ("two", "foo")] * 10) + " one :"
+    text = (
+        " ".join(f"{word} : {label}" for word, label in [("love", "bar"), ("two", "foo")] * 10)
+        + " one :"
+    )
     explanation = il.explain(gpt2, il.Prompt.parse(text, answer="foo"), k=1)
     page = explanation.to_html()
     assert "The last 16 of 20 demonstrations are shown" in page
-    assert page.count('<td class="n p" style="--v') + page.count('<td class="n m" style="--v') == 17 * 16
+    assert (
+        page.count('<td class="n p" style="--v') + page.count('<td class="n m" style="--v')
+        == 17 * 16
+    )
     assert len(explanation.to_frame("similarity")) == 21 * 20
     assert (
         "Attention scores without positions"

@@ -27,7 +27,13 @@ def shown(capsys):
 def test_ablating_one_prompt_is_ablate_heads(family_folder, load_tiny, capsys, tmp_path):
     """Without --answer, the answer is the model's prediction."""
     page, numbers = tmp_path / "page.html", tmp_path / "numbers.json"
-    options = {"heads": "L0H1,L2H3", "random_sets": 3, "html": page, "json_file": numbers, "device": "cpu"}
+    options = {
+        "heads": "L0H1,L2H3",
+        "random_sets": 3,
+        "html": page,
+        "json_file": numbers,
+        "device": "cpu",
+    }
     ablate(families.PROMPT, model=str(family_folder("gpt2")), **options)
     out = shown(capsys)
     model = load_tiny("gpt2")
@@ -39,7 +45,10 @@ def test_ablating_one_prompt_is_ablate_heads(family_folder, load_tiny, capsys, t
     for log_probs in (before, after):
         assert all(percent(float(log_prob.exp())) in out for log_prob in log_probs)
     assert "random, same" in out
-    assert json.loads(numbers.read_text())["summary"]["prompts"][0]["answer"] == batch.labels[int(before.argmax())]
+    assert (
+        json.loads(numbers.read_text())["summary"]["prompts"][0]["answer"]
+        == batch.labels[int(before.argmax())]
+    )
     (scores,) = il.results.ControlledAblation.load(numbers).conditions["heads"].scores
     assert_close(scores.label_log_probs[0], after)
     assert percent(float(after.max().exp())) in page.read_text()
@@ -50,10 +59,19 @@ def test_ablating_one_prompt_is_ablate_heads(family_folder, load_tiny, capsys, t
     ("options", "by", "layout"),
     [
         ({}, "contrast", "random"),
-        pytest.param({"by": "increase", "layout": "last", "check": False}, "increase", "last", marks=pytest.mark.slow),
+        pytest.param(
+            {"by": "increase", "layout": "last", "check": False},
+            "increase",
+            "last",
+            marks=pytest.mark.slow,
+        ),
         pytest.param({"by": "effect", "check": False}, "effect", "random", marks=pytest.mark.slow),
-        pytest.param({"by": "exchange", "check": False}, "exchange", "random", marks=pytest.mark.slow),
-        pytest.param({"mode": "mean", "check": False}, "contrast", "random", marks=pytest.mark.slow),
+        pytest.param(
+            {"by": "exchange", "check": False}, "exchange", "random", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"mode": "mean", "check": False}, "contrast", "random", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_ablating_a_task_is_ablate_with_controls(icl_mini, capsys, tmp_path, options, by, layout):
@@ -68,10 +86,18 @@ def test_ablating_a_task_is_ablate_with_controls(icl_mini, capsys, tmp_path, opt
     locating, testing = il.split_by_query(prompts, 8)[0], il.split_by_query(prompts, 6)[1]
     top = il.locate(icl_mini, locating, k=2, by=by).heads
     batch = il.tokenize(icl_mini, testing)
-    mean = {"mode": "mean", "reference": il.tokenize(icl_mini, locating)} if "mode" in options else {}
+    mean = (
+        {"mode": "mean", "reference": il.tokenize(icl_mini, locating)} if "mode" in options else {}
+    )
     ablation = il.ablate_with_controls(icl_mini, batch, top, n_random=2, positions="last", **mean)
-    assert f"{', '.join(map(str, top))}, located by {by} on 8 other prompts (with other queries)" in out
-    loaded, html = json.loads(numbers.read_text())["summary"], unescape(" ".join(page.read_text().split()))
+    assert (
+        f"{', '.join(map(str, top))}, located by {by} on 8 other prompts (with other queries)"
+        in out
+    )
+    loaded, html = (
+        json.loads(numbers.read_text())["summary"],
+        unescape(" ".join(page.read_text().split())),
+    )
     for text in (out, html):
         assert "2 random, same layers" in text
         assert f"2 heads {'mean-ablated' if mean else 'zeroed'}" in text
@@ -85,13 +111,20 @@ def test_ablating_a_task_is_ablate_with_controls(icl_mini, capsys, tmp_path, opt
         assert sentence in out
         assert sentence.split(":")[0] in html
         assert loaded["task_check"]["sentence"] == sentence
-    assert [stored_prompt["answer"] for stored_prompt in loaded["prompts"]] == [prompt.answer for prompt in testing]
+    assert [stored_prompt["answer"] for stored_prompt in loaded["prompts"]] == [
+        prompt.answer for prompt in testing
+    ]
     for name, row in ablation.to_frame().to_dict("index").items():
-        stored = {key: math.nan if (value := loaded["conditions"][name][key]) is None else value for key in row}
+        stored = {
+            key: math.nan if (value := loaded["conditions"][name][key]) is None else value
+            for key in row
+        }
         assert stored == pytest.approx(row, nan_ok=True)
 
 
-@pytest.mark.parametrize(("options", "n"), [({"task": "sentiment-number"}, 30), ({"task": "animal-country"}, 201)])
+@pytest.mark.parametrize(
+    ("options", "n"), [({"task": "sentiment-number"}, 30), ({"task": "animal-country"}, 201)]
+)
 def test_no_query_recurs(options, n):
     task = SplitTask(**options, n=n)
     locating, testing = task.split_prompts(0)
@@ -100,7 +133,9 @@ def test_no_query_recurs(options, n):
     for prompts in (locating, testing):
         counts = Counter(prompt.answer for prompt in prompts)
         assert abs(counts["foo"] - counts["bar"]) <= 1 + (prompts is testing)
-        classes = Counter(prompt.query in word_list()[task.task.partition("-")[0]] for prompt in prompts)
+        classes = Counter(
+            prompt.query in word_list()[task.task.partition("-")[0]] for prompt in prompts
+        )
         assert abs(classes[True] - classes[False]) <= 1
 
 
@@ -110,17 +145,30 @@ def test_a_task_with_few_queries_uses_them_twice(tmp_path, capsys):
     """
     path = tmp_path / "words.json"
     for n, is_few in ((7, True), (9, False)):
-        categories = {name: words[:n] for name, words in word_list().items() if name in ("animal", "country")}
+        categories = {
+            name: words[:n] for name, words in word_list().items() if name in ("animal", "country")
+        }
         path.write_text(json.dumps({"categories": categories}))
         locating, testing = SplitTask(task="animal-country", path=path, n=40).split_prompts(0)
-        assert bool({prompt.query for prompt in locating} & {prompt.query for prompt in testing}) == is_few
+        assert (
+            bool({prompt.query for prompt in locating} & {prompt.query for prompt in testing})
+            == is_few
+        )
         if is_few:
             remedy = shared_queries_remedy(SplitTask(task="animal-country", path=path, n=40), 0)
             n_fewer = int(re.search(r"-n (\d+)", remedy)[1])
             fewer = SplitTask(task="animal-country", path=path, n=n_fewer)
             halves = [{prompt.query for prompt in half} for half in fewer.split_prompts(0)]
             assert halves[0].isdisjoint(halves[1])
-            ablate(task="animal-country", path=path, n=8, k=1, random_sets=1, check=False, positions="last")
+            ablate(
+                task="animal-country",
+                path=path,
+                n=8,
+                k=1,
+                random_sets=1,
+                check=False,
+                positions="last",
+            )
             assert re.search(r"[1-9] of their [1-9] queries also occur here", shown(capsys))
 
 

@@ -8,7 +8,9 @@ import icl_lens as il
 
 def test_without_a_task_the_scores_need_no_prompts(run, tmp_path):
     out = tmp_path / "out"
-    code, printed, errors = run("atlas", "--sequences", "3", "--out", out, "--json", tmp_path / "atlas.json")
+    code, printed, errors = run(
+        "atlas", "--sequences", "3", "--out", out, "--json", tmp_path / "atlas.json"
+    )
     assert code == 0, errors
     assert "of 48 heads of icl-mini" in printed
     atlas = il.results.HeadAtlas.load(tmp_path / "atlas.json")
@@ -21,7 +23,14 @@ def test_without_a_task_the_scores_need_no_prompts(run, tmp_path):
 @pytest.mark.slow
 def test_with_a_task_the_command_says_what_python_says(run, tmp_path, icl_mini):
     arguments = ["-t", "sentiment-number", "-n", "4", "--sequences", "3", "--no-check"]
-    files = ["--html", tmp_path / "page.html", "--json", tmp_path / "atlas.json", "--out", tmp_path / "out"]
+    files = [
+        "--html",
+        tmp_path / "page.html",
+        "--json",
+        tmp_path / "atlas.json",
+        "--out",
+        tmp_path / "out",
+    ]
     code, printed, errors = run("atlas", *arguments, *files)
     assert code == 0, errors
     atlas = il.results.HeadAtlas.load(tmp_path / "atlas.json")

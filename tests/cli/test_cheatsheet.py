@@ -41,7 +41,9 @@ def parse(line, monkeypatch):
     group = typer.main.get_command(app)
     called = []
     for name, command in group.commands.items():
-        monkeypatch.setattr(command, "callback", lambda name=name, **options: called.append((name, options)))
+        monkeypatch.setattr(
+            command, "callback", lambda name=name, **options: called.append((name, options))
+        )
     program, *arguments = shlex.split(line)
     assert program == "icl-lens"
     group.main(arguments, prog_name=program, standalone_mode=False)
@@ -100,8 +102,12 @@ def test_llms_txt_is_written_from_the_sheet_and_links_to_every_page(tmp_path):
     assert after_heading.startswith(SHEET.replace("## ", "### ").strip())
     docs = ROOT / "docs"
     links = re.findall(r"^- \[.+\]\((\S+)\.html\): .{8,}[.]$", text, re.MULTILINE)
-    sources = {path.relative_to(docs) for kind in ("md", "ipynb") for path in docs.rglob(f"*.{kind}")}
-    sources = {source.with_suffix("").as_posix() for source in sources if source.parts[0] != "_build"}
+    sources = {
+        path.relative_to(docs) for kind in ("md", "ipynb") for path in docs.rglob(f"*.{kind}")
+    }
+    sources = {
+        source.with_suffix("").as_posix() for source in sources if source.parts[0] != "_build"
+    }
     own_list = {source for source in sources if source.startswith("results/")} - {"results/index"}
     assert set(links) == sources - {"index"} - own_list
     site = SimpleNamespace(outdir=tmp_path, builder=SimpleNamespace(format="html"))

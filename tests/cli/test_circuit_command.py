@@ -29,7 +29,20 @@ TABLES = ("edges", "curve", "groups", "layers", "scores")
 
 @pytest.fixture(scope="module")
 def inputs(words, tiny):
-    task = ["circuit", "--task", TASK, "--path", words, "--no-check", "--edges", 5, "--random-sets", 3, "-n", N]
+    task = [
+        "circuit",
+        "--task",
+        TASK,
+        "--path",
+        words,
+        "--no-check",
+        "--edges",
+        5,
+        "--random-sets",
+        3,
+        "-n",
+        N,
+    ]
     return [*task, "--heads", ",".join(HEADS), "--model", tiny, "--device", "cpu"]
 
 
@@ -47,9 +60,13 @@ def located_circuit(gpt2, words):
 
 
 @pytest.mark.slow
-def test_files_and_text_are_what_python_finds(inputs, located_circuit, tmp_path, monkeypatch, capsys):
+def test_files_and_text_are_what_python_finds(
+    inputs, located_circuit, tmp_path, monkeypatch, capsys
+):
     out, page, numbers = tmp_path / "out", tmp_path / "page.html", tmp_path / "circuit.json"
-    code, output, _ = call(monkeypatch, capsys, *inputs, "--out", out, "--html", page, "--json", numbers)
+    code, output, _ = call(
+        monkeypatch, capsys, *inputs, "--out", out, "--html", page, "--json", numbers
+    )
     assert code == 0
     for name in TABLES:
         table = pd.read_parquet(out / f"{name}.parquet")
@@ -58,9 +75,16 @@ def test_files_and_text_are_what_python_finds(inputs, located_circuit, tmp_path,
     graph, drawn = (out / "circuit.svg").read_text(), located_circuit.edges.to_dict("records")
     assert len(drawn) == 5
     assert all(f"<!-- {edge['writer']} -->" in graph for edge in drawn)
-    result, written = json.loads((out / "result.json").read_text()), json.loads(numbers.read_text())["summary"]
+    result, written = (
+        json.loads((out / "result.json").read_text()),
+        json.loads(numbers.read_text())["summary"],
+    )
     assert written["sentences"] == result["sentences"] == located_circuit.sentences()
-    assert (written["model"], written["chosen"], written["task_check"]) == ("gpt2", "named in --heads", None)
+    assert (written["model"], written["chosen"], written["task_check"]) == (
+        "gpt2",
+        "named in --heads",
+        None,
+    )
     assert written["edges"] == result["edges"]
     text, html_text = (" ".join(report.split()) for report in (output, Page(page.read_text()).text))
     label_words = "Label words: 'bar', 'foo'. They change classes from prompt to prompt."
@@ -72,7 +96,10 @@ def test_files_and_text_are_what_python_finds(inputs, located_circuit, tmp_path,
         for row in located_circuit.edges.to_dict("records"):
             assert row["edge"] in report
             assert f"{signed(row['low'])} … {signed(row['high'])}" in report
-        assert f"replaces what the writer wrote by its mean over tokens of the same role in {N} prompts" in report
+        assert (
+            f"replaces what the writer wrote by its mean over tokens of the same role in {N} prompts"
+            in report
+        )
     links = [a[k] for _, a in Page(page.read_text()).elements for k in ("src", "href") if a.get(k)]
     assert links[0] == "data:,"
     assert len(links) == 2 + located_circuit.is_defined
@@ -85,24 +112,49 @@ def test_heads_are_located_on_the_prompts_that_rank_edges(icl_mini, tmp_path, mo
     prompts.
     """
     out, numbers = tmp_path / "out", tmp_path / "circuit.json"
-    task = ["circuit", "-t", TASK, "-n", 8, "--no-check", "--edges", 2, "--random-sets", 3, "--device", "cpu"]
+    task = [
+        "circuit",
+        "-t",
+        TASK,
+        "-n",
+        8,
+        "--no-check",
+        "--edges",
+        2,
+        "--random-sets",
+        3,
+        "--device",
+        "cpu",
+    ]
     code, output, _ = call(monkeypatch, capsys, *task, "-k", 2, "--out", out, "--json", numbers)
     assert code == 0
     locating, _ = CircuitTask(task=TASK, n=8).split_prompts(0)
     heads = list(map(str, il.locate(icl_mini, locating, k=2, by="contrast").heads))
     assert json.loads(numbers.read_text())["readers"] == heads
-    assert f"{', '.join(heads)}, located by contrast on 8 other prompts (with other queries)" in output
+    assert (
+        f"{', '.join(heads)}, located by contrast on 8 other prompts (with other queries)" in output
+    )
     manifest = json.loads((out / "manifest.json").read_text())
-    assert (manifest["by"], manifest["heads"], manifest["n_edges"], manifest["n_random"]) == ("circuit", heads, 2, 3)
+    assert (manifest["by"], manifest["heads"], manifest["n_edges"], manifest["n_random"]) == (
+        "circuit",
+        heads,
+        2,
+        3,
+    )
     ranked, tested = task.index("-n") + 1, ["--seed", 1]
-    for arguments, named in (([*task, "--heads", heads[0]], "heads="), ([*task, "-k", 2, *tested], "--seed 0")):
+    for arguments, named in (
+        ([*task, "--heads", heads[0]], "heads="),
+        ([*task, "-k", 2, *tested], "--seed 0"),
+    ):
         code, _, output = call(monkeypatch, capsys, *arguments, "--out", out)
         assert (code, f"holds a run with {named}" in output) == (2, True), output
     code, _, output = call(monkeypatch, capsys, *task, "--reader-at", "label")
     assert (code, "--reader-at label needs --heads" in output) == (2, True), output
     task[ranked] = 7  # 8 prompts rank edges as before, 7 test them
     code, _, output = call(monkeypatch, capsys, *task, "-k", 2, "--out", out)
-    assert (code, "holds a run with n=8, got n=7 (and 1 more differ)" in output) == (2, True), output
+    assert (code, "holds a run with n=8, got n=7 (and 1 more differ)" in output) == (2, True), (
+        output
+    )
 
 
 @pytest.mark.slow
@@ -113,7 +165,9 @@ def test_heads_act_where_reader_at_says(inputs, gpt2, words, tmp_path, monkeypat
     halves = CircuitTask(task=TASK, path=words, n=N).split_prompts(0)
     circuit = il.locate_circuit(gpt2, *halves, HEADS, reader_at="label", n_edges=2, n_random=3)
     assert code == 0
-    pd.testing.assert_frame_equal(il.results.Circuit.load(numbers).edges, circuit.edges, rtol=1e-4, atol=1e-5)
+    pd.testing.assert_frame_equal(
+        il.results.Circuit.load(numbers).edges, circuit.edges, rtol=1e-4, atol=1e-5
+    )
     assert circuit.edges["edge"].str.endswith(" at label").all()
     for report in (" ".join(output.split()), Page(page.read_text()).text):
         assert f"With all {circuit.n_edges} edges into {len(HEADS)} heads at label tokens" in report
@@ -129,7 +183,9 @@ def test_two_processes_write_the_same_bytes(inputs, unbroken, tmp_path):
     assert [rank for rank, _ in sorted(chunks)] == [0, 1]
     assert len({process for _, process in chunks}) == 2
     computed = sorted(name for names in chunks.values() for name in names)
-    assert computed == sorted(name for name in unbroken if name.startswith(("estimates-", "removals-")))
+    assert computed == sorted(
+        name for name in unbroken if name.startswith(("estimates-", "removals-"))
+    )
     assert contents(tmp_path / "out") == unbroken
     assert page.is_file()
 
@@ -137,12 +193,18 @@ def test_two_processes_write_the_same_bytes(inputs, unbroken, tmp_path):
 @pytest.mark.slow
 def test_killed_runs_at_labels_write_the_same_bytes(inputs, tmp_path):
     """A run dies while it ranks edges, and again while it removes them."""
-    inputs, whole, out = [*inputs, "-n", CHUNKS, "--reader-at", "label"], tmp_path / "whole", tmp_path / "out"
+    inputs, whole, out = (
+        [*inputs, "-n", CHUNKS, "--reader-at", "label"],
+        tmp_path / "whole",
+        tmp_path / "out",
+    )
     unbroken = undisturbed(main, ["icl-lens", *inputs, "--out", whole], whole)
     expected = sorted(name for name in unbroken if name.startswith(("estimates-", "removals-")))
     files_before, processes = {}, set[int]()
     for kind in ("estimates", "removals", None):
-        process = forked(main, ["icl-lens", *inputs, "--out", out], dies_after=1 if kind else None, kind=kind)
+        process = forked(
+            main, ["icl-lens", *inputs, "--out", out], dies_after=1 if kind else None, kind=kind
+        )
         assert ended(process) == (-signal.SIGKILL if kind else 0)
         processes.add(process)
         written = stamps(out, "*-*.parquet")
@@ -183,11 +245,24 @@ def made(rows):
             for reader, part, writer, role, effect, half in rows
         ]
     )
-    curve = {"kept": [1, len(rows)], "share": [0.01, 0.1], "faithfulness": [0.4, 0.9], "low": [0.3, 0.8]}
-    curve |= {"high": [0.5, 1.0], "random": [0.0, 0.1], "random_low": [-0.1, 0.0], "random_high": [0.1, 0.3]}
+    curve = {
+        "kept": [1, len(rows)],
+        "share": [0.01, 0.1],
+        "faithfulness": [0.4, 0.9],
+        "low": [0.3, 0.8],
+    }
+    curve |= {
+        "high": [0.5, 1.0],
+        "random": [0.0, 0.1],
+        "random_low": [-0.1, 0.0],
+        "random_high": [0.1, 0.3],
+    }
     curve |= {name: [0.1, 0.1] for name in ("difference", "difference_low", "difference_high")}
     groups = {"group": ["first third → query"], "control": [0.0]}
-    groups |= {name: [0.5] for name in ("effect", "low", "high", "difference", "difference_low", "difference_high")}
+    groups |= {
+        name: [0.5]
+        for name in ("effect", "low", "high", "difference", "difference_low", "difference_high")
+    }
     layers = {"input": ["query"], "layer": [2], "effect": [0.5], "low": [0.4], "high": [0.6]}
     names = ["all", "none", "all − none", "largest estimate left out"]
     scores = {
@@ -197,7 +272,9 @@ def made(rows):
         "high": [3.0, 1, 2, math.nan],
     }
     readers = tuple(il.Head.parse(name) for name in dict.fromkeys(edges["reader"]))
-    return il.results.Circuit(readers, 100, 3, 8, 8, 4, edges, *map(pd.DataFrame, (curve, groups, layers, scores)))
+    return il.results.Circuit(
+        readers, 100, 3, 8, 8, 4, edges, *map(pd.DataFrame, (curve, groups, layers, scores))
+    )
 
 
 FEW = [
@@ -209,7 +286,10 @@ FEW = [
 
 
 def edges_drawn(ax):
-    return [(patch.get_linewidth(), patch.get_edgecolor()[:3], patch.get_linestyle()) for patch in ax.patches]
+    return [
+        (patch.get_linewidth(), patch.get_edgecolor()[:3], patch.get_linestyle())
+        for patch in ax.patches
+    ]
 
 
 def test_the_graph_has_widths_signs_and_intervals():
@@ -238,7 +318,9 @@ def test_the_graph_has_readers_in_the_column_of_the_tokens_where_they_act():
     (ax,) = plots.circuit(replace(made(FEW[:2]), reader_at="label")).axes
     places = {text.get_text(): text.get_position()[0] for text in ax.texts}
     assert "last\ntoken" not in places
-    assert places["F0"] < places["labels"] < places["L3H1"]  # the writer at labels is in the same column
+    assert (
+        places["F0"] < places["labels"] < places["L3H1"]
+    )  # the writer at labels is in the same column
 
 
 def many():
@@ -267,10 +349,18 @@ def test_no_name_covers_another(rows, width):
         (text.get_text(), (text.get_bbox_patch() or text).get_window_extent(canvas.get_renderer()))
         for text in [*ax.texts, *ax.get_yticklabels(), *figure.legends[0].get_texts()]
     ]
-    covered = [(a, b) for (a, first_box), (b, second_box) in combinations(boxes, 2) if first_box.overlaps(second_box)]
+    covered = [
+        (a, b)
+        for (a, first_box), (b, second_box) in combinations(boxes, 2)
+        if first_box.overlaps(second_box)
+    ]
     assert covered == []
     inside = figure.bbox
-    assert [name for name, box in boxes if box.x0 < 0 or box.x1 > inside.x1 or box.y0 < 0 or box.y1 > inside.y1] == []
+    assert [
+        name
+        for name, box in boxes
+        if box.x0 < 0 or box.x1 > inside.x1 or box.y0 < 0 or box.y1 > inside.y1
+    ] == []
 
 
 def test_the_curve_is_the_table():

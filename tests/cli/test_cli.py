@@ -34,7 +34,14 @@ def test_explain_prints_everything_and_writes_it(run, tiny, tmp_path):
     options = ("--answer", "foo", "--no-bias", "-k", 3, "--html", page, "--json", file)
     code, out, _ = run("explain", families.PROMPT, "--model", tiny, *options)
     assert code == 0
-    for heading in ("Most probable: ", "log p(foo)", "Heads by contrast", "Top words of", "Zeroing L", "█"):
+    for heading in (
+        "Most probable: ",
+        "log p(foo)",
+        "Heads by contrast",
+        "Top words of",
+        "Zeroing L",
+        "█",
+    ):
         assert heading in out
     numbers = json.loads(file.read_text())
     assert numbers["settings"]["bias"] is False
@@ -65,26 +72,41 @@ PROMPT = "love : bar one : foo two :"
         (["explain", "--text", "love", "-t", "sentiment-number"], "no effect with a task"),
         (["explain", "-t", "sentiment-number", "-a", "foo"], "no effect with a task"),
         (["explain", "--layout", "reorder"], "--layout has no effect here"),
-        (["explain", "-t", "sentiment-number", "--max-words", "3"], "--max-words has no effect here"),
+        (
+            ["explain", "-t", "sentiment-number", "--max-words", "3"],
+            "--max-words has no effect here",
+        ),
         (["compare", PROMPT, "-t", "sentiment-number"], "no effect with a task"),
         (["compare", PROMPT, "--labels", "a,b"], "--labels has no effect here"),
-        (["compare", "-t", "sentiment-number", "-n", "3"], "-n must be 1 without a second model and a task, got 3"),
+        (
+            ["compare", "-t", "sentiment-number", "-n", "3"],
+            "-n must be 1 without a second model and a task, got 3",
+        ),
         (["ablate"], "either a prompt or --task"),
         (["ablate", PROMPT, "-t", "sst2"], "either a prompt or --task"),
         (["ablate", "-t", "sentiment-number", "-a", "foo"], "--answer has no effect"),
         (["ablate", PROMPT, "--mode", "mean"], "--mode mean requires --task"),
         (["ablate", PROMPT, "--heads", "L0H1", "-k", "3"], "not both"),
-        (["ablate", PROMPT, "--heads", "L0H1", "--by", "contrast"], "either --heads, or --top and --by"),
+        (
+            ["ablate", PROMPT, "--heads", "L0H1", "--by", "contrast"],
+            "either --heads, or --top and --by",
+        ),
         (["ablate", PROMPT, "--heads", " "], "--heads must name at least one head"),
         (["ablate", PROMPT, "--labels", "yes,no"], "--labels has no effect here"),
         (["ablate", PROMPT, "--no-check"], "--check has no effect here"),
-        (["ablate", "-t", "sentiment-number", "--labels", "yes"], "labels must be 2 different words"),
+        (
+            ["ablate", "-t", "sentiment-number", "--labels", "yes"],
+            "labels must be 2 different words",
+        ),
         (["ablate", "-t", "x", "--columns", "a"], "--columns must name"),
         (["ablate", PROMPT, "--heads", "22,0"], "invalid head '22'"),
         (["ablate", PROMPT, "-k", "7"], "got 7"),
         (["ablate", PROMPT, "-k", "13"], "k must be between 1 and 12"),
         (["circuit"], "pass --task"),
-        (["circuit", "-t", "sentiment-number", "--heads", "L0H1", "-k", "3"], "--heads, or --top and --by to locate"),
+        (
+            ["circuit", "-t", "sentiment-number", "--heads", "L0H1", "-k", "3"],
+            "--heads, or --top and --by to locate",
+        ),
         (["circuit", "-t", "sentiment-number", "--split", "train"], "--split has no effect here"),
     ],
 )
@@ -127,7 +149,17 @@ def test_models_and_help_need_no_model(run, argument, expected):
     assert expected in out
 
 
-COMMANDS = ("explain", "check", "locate", "atlas", "ablate", "towers", "trace", "circuit", "compare")
+COMMANDS = (
+    "explain",
+    "check",
+    "locate",
+    "atlas",
+    "ablate",
+    "towers",
+    "trace",
+    "circuit",
+    "compare",
+)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -173,20 +205,26 @@ def test_typing_errors_are_answered_with_what_was_meant(run, tiny):
         code, _, err = run(*arguments)
         assert (code, err.count("\n")) == (2, 1)
         assert answer in err
-    assert "did you mean 'sentiment-number'?" in run("locate", "-m", tiny, "-t", "sentimant-number")[2]
+    assert (
+        "did you mean 'sentiment-number'?" in run("locate", "-m", tiny, "-t", "sentimant-number")[2]
+    )
 
 
 @pytest.mark.slow
 def test_a_check_is_kept_for_the_other_commands(run, tiny, words, monkeypatch, tmp_path):
     task = ("-t", "sentiment-number", "--path", words, "-m", tiny)
     assert "icl-lens check says" in run("explain", *task, "-k", 1, "--ablate", 1)[1]
-    code, out, err = run("check", *task, "--json", tmp_path / "x.json", "--html", tmp_path / "x.html")
+    code, out, err = run(
+        "check", *task, "--json", tmp_path / "x.json", "--html", tmp_path / "x.html"
+    )
     assert code == 0, err
     assert "First of 60 prompts, 4 demonstrations each:" in out
     sentence = str(il.results.load(tmp_path / "x.json"))
     assert " ".join(sentence.split()) in " ".join(out.split())
     assert "<html" in (tmp_path / "x.html").read_text()
-    monkeypatch.setattr("icl_lens.analyses.task_behavior.task_check", lambda *_, **__: pytest.fail("checked again"))
+    monkeypatch.setattr(
+        "icl_lens.analyses.task_behavior.task_check", lambda *_, **__: pytest.fail("checked again")
+    )
     for command in (("explain", "-k", 1, "--ablate", 1), ("locate", "-n", 4, "-k", 1), ("check",)):
         code, out, err = run(*command, *task)
         assert code == 0, err
@@ -233,20 +271,41 @@ def six(tmp_path_factory):
     """Return options that read a CSV of six classes in the bundled model's words, three prompts of
     that task, and the four on which `icl-lens locate -n 4` locates heads.
     """
-    words = json.loads((Path(il.__file__).parent / "bundled" / "words.json").read_text())["categories"]
-    rows = [f"{word} {partner},{kind}" for kind in SIX for word, partner in itertools.pairwise(words[kind][:20])]
+    words = json.loads((Path(il.__file__).parent / "bundled" / "words.json").read_text())[
+        "categories"
+    ]
+    rows = [
+        f"{word} {partner},{kind}"
+        for kind in SIX
+        for word, partner in itertools.pairwise(words[kind][:20])
+    ]
     file = tmp_path_factory.mktemp("six") / "kinds.csv"
     file.write_text("\n".join(["note,kind", *rows]))
     labels = "foo,bar,frob,blick,waldo,thud"
-    options = ("--path", file, "--columns", "note,kind", "--classes", "all", "--demonstrations", 1, "--labels", labels)
+    options = (
+        "--path",
+        file,
+        "--columns",
+        "note,kind",
+        "--classes",
+        "all",
+        "--demonstrations",
+        1,
+        "--labels",
+        labels,
+    )
     task = il.TextTask("kinds", file, columns=("note", "kind"), classes="all")
     prompts = task.prompts(3, demonstrations=1, labels=labels.split(","))
-    locating = task.prompts(16, demonstrations=1, labels=labels.split(","))[:4]  # too few to share no query
+    locating = task.prompts(16, demonstrations=1, labels=labels.split(","))[
+        :4
+    ]  # too few to share no query
     return (*options, "--no-check"), prompts, locating
 
 
 @pytest.mark.slow
-def test_a_task_of_six_classes_is_the_same_in_every_command_and_in_python(run, six, icl_mini, tmp_path):
+def test_a_task_of_six_classes_is_the_same_in_every_command_and_in_python(
+    run, six, icl_mini, tmp_path
+):
     options, prompts, locating = six
     template = il.Template("{text}\n: {label}", "{text}\n:", separator="\n")
     code, out, err = run("explain", *options, *TEMPLATE, "--json", tmp_path / "x.json")
@@ -261,13 +320,17 @@ def test_a_task_of_six_classes_is_the_same_in_every_command_and_in_python(run, s
     assert batch.texts[0] in out
     located = il.locate(icl_mini, batch)
     assert all(f"{name} " in out for name in map(str, located.heads))
-    assert all(f"{value:+.3f}" in out.replace("−", "-") for value in located.to_frame()["score"][:12])
+    assert all(
+        f"{value:+.3f}" in out.replace("−", "-") for value in located.to_frame()["score"][:12]
+    )
     code, out, err = run("compare", *options, *TEMPLATE)
     assert code == 0, err
     for row in il.compare(*explained).to_frame()[:5].itertuples():
         cells = f"{row.name} {row.a:+z.3f} {row.b:+z.3f} {row.change:+z.3f}".replace("-", "−")
         assert cells in " ".join(out.split())
-    code, out, err = run("ablate", *options, *TEMPLATE, "-n", 2, "--heads", "L1H5", "--random-sets", 1)
+    code, out, err = run(
+        "ablate", *options, *TEMPLATE, "-n", 2, "--heads", "L1H5", "--random-sets", 1
+    )
     assert code == 0, err
     assert "First of 2 prompts" in out
 
@@ -282,7 +345,9 @@ def test_locating_starts_with_what_the_model_does(run, icl_mini, monkeypatch):
 @pytest.mark.slow
 def test_a_task_is_drawn_by_its_seed(run, six, tmp_path):
     options, prompts, _ = six
-    code, _, _ = run("explain", *options, "--seed", 5, "--json", tmp_path / "x.json", "-k", 1, "--ablate", 1)
+    code, _, _ = run(
+        "explain", *options, "--seed", 5, "--json", tmp_path / "x.json", "-k", 1, "--ablate", 1
+    )
     assert code == 0
     assert il.results.Explanation.load(tmp_path / "x.json").input.prompt != prompts[0]
 
@@ -304,7 +369,9 @@ def test_many_labels_fit_a_terminal(six, icl_mini):
     prompt = il.Prompt(
         demonstrations,
         prompts[0].query,
-        labels=[labels[explanation.labels.index(demonstration)] for demonstration in prompts[0].labels],
+        labels=[
+            labels[explanation.labels.index(demonstration)] for demonstration in prompts[0].labels
+        ],
     )
     target = labels[explanation.labels.index(explanation.target)]
     whole["compared_with"] = tuple(label for label in labels if label != target)
@@ -319,11 +386,25 @@ def test_many_labels_fit_a_terminal(six, icl_mini):
 
 
 def test_tiny_models_have_fewer_heads_than_locate_asks_for(run, tiny, words):
-    task = ("-t", "sentiment-number", "--path", words, "--demonstrations", 1, "-n", 2, "-m", tiny, "--no-check")
+    task = (
+        "-t",
+        "sentiment-number",
+        "--path",
+        words,
+        "--demonstrations",
+        1,
+        "-n",
+        2,
+        "-m",
+        tiny,
+        "--no-check",
+    )
     code, out, err = run("locate", *task)
     assert code == 0, err
     assert "the 12 heads in the table" in " ".join(out.split())
-    assert "These 2 prompts have 2 different queries; intervals over more are narrower" in " ".join(out.split())
+    assert "These 2 prompts have 2 different queries; intervals over more are narrower" in " ".join(
+        out.split()
+    )
     assert "−" in out
     assert not HYPHEN_FOR_MINUS.search(out)
     code, _, err = run("locate", *task, "-k", 13)
@@ -335,7 +416,9 @@ def test_tiny_models_have_fewer_heads_than_locate_asks_for(run, tiny, words):
 def test_templates_are_decoded(run, tiny, tmp_path):
     """A line break typed as two characters becomes one character."""
     file = tmp_path / "x.json"
-    code, _, _ = run("explain", families.PROMPT, "-m", tiny, "-a", "foo", "--separator", "\\n", "--json", file)
+    code, _, _ = run(
+        "explain", families.PROMPT, "-m", tiny, "-a", "foo", "--separator", "\\n", "--json", file
+    )
     assert code == 0
     assert il.results.Explanation.load(file).input.template.separator == "\n"
     in_lines = families.PROMPT.replace("bar ", "bar\\n").replace("foo ", "foo\\n")
@@ -383,9 +466,14 @@ def test_a_long_stage_is_announced_once_where_no_bar_is_shown(capsys, monkeypatc
 
 @pytest.mark.slow
 def test_a_long_check_is_announced_with_its_duration(run, tiny, words, monkeypatch, capsys):
-    for seconds, announcement in ((2.0, ""), (30.0, "300 passes, about 2 min; --no-check omits this.")):
+    for seconds, announcement in (
+        (2.0, ""),
+        (30.0, "300 passes, about 2 min; --no-check omits this."),
+    ):
         seen, times = [], iter([0.0, 0.0, seconds, 2 * seconds])
-        report = console.with_duration(lambda *stage, seen=seen: seen.append(stage), clock=times.__next__)
+        report = console.with_duration(
+            lambda *stage, seen=seen: seen.append(stage), clock=times.__next__
+        )
         stages = [("check", 0, 300), ("check", 60, 300), ("check", 120, 300)]
         for stage in stages:
             report(*stage)

@@ -75,10 +75,17 @@ TASK = ("-t", "sentiment-number", "--demonstrations", 1, "-n", 6, "--no-check")
 def test_two_models_explain_the_same_answer(run, tiny, noised):
     """Both explain A's prediction, even if B predicts another label, unless --answer-b is given."""
     models = [il.load_model(str(folder), device="cpu") for folder in (tiny, noised)]
-    prompts = [families.PROMPT.replace("one :", f"{query} :") for query in ("love", "like", "hate", "eight", "two")]
+    prompts = [
+        families.PROMPT.replace("one :", f"{query} :")
+        for query in ("love", "like", "hate", "eight", "two")
+    ]
     batch = il.tokenize(models[0], prompts)
-    says = ([batch.labels[label] for label in il.capture(model, batch).predicted] for model in models)
-    prompt, first, second = next(row for row in zip(prompts, *says, strict=True) if row[1] != row[2])
+    says = (
+        [batch.labels[label] for label in il.capture(model, batch).predicted] for model in models
+    )
+    prompt, first, second = next(
+        row for row in zip(prompts, *says, strict=True) if row[1] != row[2]
+    )
     models = ("-m", tiny, "--model-b", noised)
     assert f"(A: {first}, B: {first})" in run("compare", prompt, *models)[1]
     assert f"(A: {first}, B: {second})" in run("compare", prompt, *models, "--answer-b", second)[1]
@@ -98,7 +105,9 @@ def test_two_models_over_a_task_are_compare_models(run, tiny, noised, words, tmp
     """
     page = tmp_path / "both.html"
     ranked = () if by is None else ("--by", by)
-    code, out, err = run("compare", *TASK, "--path", words, "-m", tiny, "--model-b", noised, *ranked, "--html", page)
+    code, out, err = run(
+        "compare", *TASK, "--path", words, "-m", tiny, "--model-b", noised, *ranked, "--html", page
+    )
     by = by or "contrast"
     assert code == 0, err
     models = [il.load_model(str(folder), device="cpu") for folder in (tiny, noised)]
@@ -121,12 +130,16 @@ def test_two_models_over_a_task_are_compare_models(run, tiny, noised, words, tmp
     interval = il.metrics.bootstrap_interval(differences, clusters=queries)
     assert (first.change, first.low, first.high) == pytest.approx(tuple(interval))
     assert comparison.to_frame()["change"].abs().is_monotonic_decreasing
-    cells = f"{first['name']} {first.a:+z.3f} {first.b:+z.3f} {first.change:+z.3f}".replace("-", "−")
+    cells = f"{first['name']} {first.a:+z.3f} {first.b:+z.3f} {first.change:+z.3f}".replace(
+        "-", "−"
+    )
     assert cells in " ".join(out.split())
     assert "mean contrast changed most" in out
     (figure,) = comparison.figures.values()
     (points,) = (
-        collection.get_offsets() for collection in figure.axes[0].collections if isinstance(collection, PathCollection)
+        collection.get_offsets()
+        for collection in figure.axes[0].collections
+        if isinstance(collection, PathCollection)
     )
     assert points.tolist() == comparison.to_frame()[["a", "b"]].to_numpy().tolist()
     assert page.read_text() == comparison.to_html()
@@ -151,7 +164,9 @@ def test_prompts_that_share_a_query_count_once_and_one_query_has_no_interval():
 
     def compared(copies, queries):
         sides = ({name: x.repeat(copies, axis=0) for name, x in side.items()} for side in (a, b))
-        return ModelComparison(("A", "B"), "contrast", *sides, queries=tuple(np.repeat(queries, copies).tolist()))
+        return ModelComparison(
+            ("A", "B"), "contrast", *sides, queries=tuple(np.repeat(queries, copies).tolist())
+        )
 
     once, copied = compared(1, queries), compared(4, queries)
     for frame, expected in (
@@ -182,7 +197,9 @@ def test_other_shapes_have_no_table_and_prompts_without_answers_are_refused(gpt2
 
 
 @pytest.mark.parametrize("is_browser", [True, False])
-def test_a_page_is_written_and_opened_if_there_is_a_browser(run, tiny, tmp_path, monkeypatch, is_browser):
+def test_a_page_is_written_and_opened_if_there_is_a_browser(
+    run, tiny, tmp_path, monkeypatch, is_browser
+):
     opened = []
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(webbrowser, "open", lambda url: opened.append(url) or is_browser)

@@ -16,7 +16,9 @@ def test_a_view_is_made_only_while_a_page_is_served():
 
 def test_missing_marimo_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "marimo", None)
-    with pytest.raises(il.InputError, match="requires marimo; install it with pip install anywidget"):
+    with pytest.raises(
+        il.InputError, match="requires marimo; install it with pip install anywidget"
+    ):
         browser.serve(lambda: None, announce=lambda address: None)
 
 

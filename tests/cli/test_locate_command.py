@@ -51,7 +51,17 @@ def inputs(tiny, words):
     check the task.
     """
     task = ["--task", "sentiment-number", "--path", str(words), "-n", str(N), "--by", "increase"]
-    return [*task, "--model", str(tiny), "--device", "cpu", "--top", "3", "--batch-size", str(BATCH)]
+    return [
+        *task,
+        "--model",
+        str(tiny),
+        "--device",
+        "cpu",
+        "--top",
+        "3",
+        "--batch-size",
+        str(BATCH),
+    ]
 
 
 @pytest.fixture
@@ -82,7 +92,16 @@ def test_files_and_table_hold_the_packages_numbers(inputs, unbroken, run, tmp_pa
     assert "what a head adds to log p(answer)" in " ".join(stdout.split())
     table = pd.read_parquet(tmp_path / "out" / "heads.parquet")
     assert list(table.columns)[:5] == ["name", "score", "low", "high", "selected"]
-    assert {"contrast", "effect", "effect_low", "effect_high", "keys", "rank", "layer", "head"} < set(table.columns)
+    assert {
+        "contrast",
+        "effect",
+        "effect_low",
+        "effect_high",
+        "keys",
+        "rank",
+        "layer",
+        "head",
+    } < set(table.columns)
     pd.testing.assert_frame_equal(table, pd.read_csv(tmp_path / "out" / "heads.csv"))
     assert all(name in stdout for name in table["name"][:3])
     assert ((table["low"] < table["score"]) & (table["score"] < table["high"])).all()
@@ -93,20 +112,34 @@ def test_files_and_table_hold_the_packages_numbers(inputs, unbroken, run, tmp_pa
     assert_close(table["score"], best.values)
     assert (table["layer"] * 4 + table["head"]).tolist() == best.indices.tolist()
     # The parts hold every prompt's own values.
-    parts = pd.concat([pd.read_parquet(path) for path in sorted((tmp_path / "out").glob("part-*.parquet"))])
+    parts = pd.concat(
+        [pd.read_parquet(path) for path in sorted((tmp_path / "out").glob("part-*.parquet"))]
+    )
     parts = parts.sort_values("prompt")
     assert parts["prompt"].tolist() == list(range(N))
     assert_close(np.stack(parts["increase"]), increases.flatten(1))
     # The manifest and the parts state where the numbers come from.
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     metadata = pq.read_schema(tmp_path / "out" / "part-00000.parquet").metadata
-    for name in ("model", "revision", "weights", "task", "seed", "template", "final_norm", "bias", "versions"):
+    for name in (
+        "model",
+        "revision",
+        "weights",
+        "task",
+        "seed",
+        "template",
+        "final_norm",
+        "bias",
+        "versions",
+    ):
         assert name in manifest
         assert f"icl_lens.{name}".encode() in metadata
 
 
 @pytest.mark.slow
-def test_without_a_folder_nothing_is_written_and_the_table_has_intervals(inputs, run, tmp_path, monkeypatch):
+def test_without_a_folder_nothing_is_written_and_the_table_has_intervals(
+    inputs, run, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     code, stdout, _ = run(*inputs)
     assert code == 0
@@ -134,12 +167,26 @@ def test_your_own_columns_and_labels_are_used(inputs, run, tmp_path):
     one_line(*run(*mine)[::2], "pass --columns 'note,kind'")
     one_line(*run(*mine, "--columns", "note")[::2], "--columns must name a text and a label column")
     out = tmp_path / "out"
-    code, stdout, _ = run(*mine, "--columns", "note,kind", "--demonstrations", "1", "--labels", "yes,no", "--out", out)
+    code, stdout, _ = run(
+        *mine, "--columns", "note,kind", "--demonstrations", "1", "--labels", "yes,no", "--out", out
+    )
     assert code == 0, stdout
-    again = run(*mine, "--columns", "note, kind", "--demonstrations", "1", "--labels", "yes, no", "--out", out)
+    again = run(
+        *mine,
+        "--columns",
+        "note, kind",
+        "--demonstrations",
+        "1",
+        "--labels",
+        "yes, no",
+        "--out",
+        out,
+    )
     assert again[0] == 0, again[2]
     other_labels = ("--labels", "foo,bar", "--out", out)
-    one_line(*run(*mine, "--columns", "note,kind", "--demonstrations", "1", *other_labels)[::2], "labels")
+    one_line(
+        *run(*mine, "--columns", "note,kind", "--demonstrations", "1", *other_labels)[::2], "labels"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +205,10 @@ def test_a_run_killed_ten_times_gives_the_same_bits(located, tmp_path):
     out, rng = tmp_path / "out", random.Random(0)
     before: dict[str, int] = {}
     for target in sorted(rng.sample(range(N // BATCH), 10)):
-        assert ended(forked(lambda: located(out), [], dies_after=target - len(before))) == -signal.SIGKILL
+        assert (
+            ended(forked(lambda: located(out), [], dies_after=target - len(before)))
+            == -signal.SIGKILL
+        )
         assert any(path.name.startswith(".icl_lens-part-") for path in out.iterdir())
         after = stamps(out, "part-*")
         assert before.items() <= after.items(), "a part was lost or written twice"
@@ -171,7 +221,9 @@ def test_a_run_killed_ten_times_gives_the_same_bits(located, tmp_path):
     assert resumed.heads == whole.heads
     assert before.items() <= stamps(out, "part-*").items()
     assert contents(out) == unbroken
-    assert not [path for path in out.iterdir() if path.name.startswith(".") and path.name != ".lock"]
+    assert not [
+        path for path in out.iterdir() if path.name.startswith(".") and path.name != ".lock"
+    ]
 
 
 @pytest.mark.slow
@@ -239,7 +291,9 @@ def test_independent_runs_share_a_folder(located, tmp_path, monkeypatch, dies):
 
     def run():
         top = located(out)
-        (log / f"{os.getpid()}-result").write_text(str((top.score.mean.tolist(), top.score.low.tolist(), top.heads)))
+        (log / f"{os.getpid()}-result").write_text(
+            str((top.score.mean.tolist(), top.score.low.tolist(), top.heads))
+        )
 
     monkeypatch.setattr(ChunkStream, "_compute", logged)
     children = [forked(run, [], dies_after=2 if dies and not i else None) for i in range(3)]
@@ -267,16 +321,24 @@ def test_the_tasks_of_a_job_step_are_counted(monkeypatch):
     environments = []
 
     def state(**_):
-        environments.append({name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")})
+        environments.append(
+            {name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")}
+        )
         return SimpleNamespace(process_index=3, num_processes=4, local_process_index=1)
 
     monkeypatch.setattr("accelerate.PartialState", state)
     assert Distributed.from_environment().size == 4
-    assert environments == [{"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "gpu07"}]
+    assert environments == [
+        {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "gpu07"}
+    ]
 
 
-@pytest.mark.parametrize(("option", "value"), [("--seed", "1"), ("--layout", "reorder"), ("--n", "59")])
-def test_another_configuration_in_a_folder_is_refused(inputs, unbroken, run, tmp_path, option, value):
+@pytest.mark.parametrize(
+    ("option", "value"), [("--seed", "1"), ("--layout", "reorder"), ("--n", "59")]
+)
+def test_another_configuration_in_a_folder_is_refused(
+    inputs, unbroken, run, tmp_path, option, value
+):
     out = tmp_path / "out"
     restore(unbroken, out)
     code, _, stderr = run(*inputs, option, value, "--out", out)
@@ -332,19 +394,29 @@ def test_equal_bytes_for_an_equal_number_of_processes(by_two, way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dead", "way"), [(1, "torchrun"), rotating(0, "torchrun"), rotating(1, "two nodes")])
+@pytest.mark.parametrize(
+    ("dead", "way"), [(1, "torchrun"), rotating(0, "torchrun"), rotating(1, "two nodes")]
+)
 def test_a_run_resumes_after_one_of_two_processes_dies(inputs, unbroken, tmp_path, dead, way):
     """The other ends without a traceback of ours; three processes, or one, resume from the chunks."""
     out, log = tmp_path / "out", tmp_path / "log"
     arguments = ["locate", *inputs, "--out", out]
     nodes, logged = launched(LAUNCHES[way], arguments, log, LOGGED_DEATH=f"{dead} 3")
     (pid,) = (pid for rank, pid in logged if rank == dead)
-    assert time.time() - (log / f"{dead}-{pid}").stat().st_mtime < 300, "it waited: gloo waits 30 minutes"
+    assert time.time() - (log / f"{dead}-{pid}").stat().st_mtime < 300, (
+        "it waited: gloo waits 30 minutes"
+    )
     assert all(node.returncode != 0 for node in nodes)
-    assert any(f"exitcode  : -{signal.SIGKILL:d} (pid: {pid})" in node.stderr for node in nodes), "as torchrun reports"
-    lines = [line for node in nodes for line in node.stderr.splitlines() if line.startswith("icl-lens: ")]
+    assert any(f"exitcode  : -{signal.SIGKILL:d} (pid: {pid})" in node.stderr for node in nodes), (
+        "as torchrun reports"
+    )
+    lines = [
+        line for node in nodes for line in node.stderr.splitlines() if line.startswith("icl-lens: ")
+    ]
     assert len(lines) <= 1, "the launcher may end the others before they notice"
-    assert all("another process has ended" in line and "resumes from its chunks" in line for line in lines)
+    assert all(
+        "another process has ended" in line and "resumes from its chunks" in line for line in lines
+    )
     # Any traceback is the launcher's.
     assert not any("icl_lens/" in line for node in nodes for line in node.stderr.splitlines())
     there = stamps(out, "part-*")
@@ -365,7 +437,9 @@ def test_a_run_resumes_after_one_of_two_processes_dies(inputs, unbroken, tmp_pat
 
 @pytest.mark.slow
 def test_what_is_wrong_is_said_once(inputs, tmp_path):
-    nodes, _ = launched(LAUNCHES["torchrun"], ["locate", *inputs, "--labels", "one"], tmp_path / "log")
+    nodes, _ = launched(
+        LAUNCHES["torchrun"], ["locate", *inputs, "--labels", "one"], tmp_path / "log"
+    )
     assert nodes[0].returncode != 0
     assert nodes[0].stderr.count("icl-lens: ") == 1, nodes[0].stderr
 

@@ -43,19 +43,27 @@ def test_more_queries_help_an_interval_with_zero_inside_or_without_ends(ends, is
 )
 def test_the_remedy_is_what_gives_more_queries(tmp_path, texts_per_class, n, ending):
     path = tmp_path / "texts.csv"
-    rows = [f"text {number} of {name},{name}" for name in ("good", "bad") for number in range(texts_per_class)]
+    rows = [
+        f"text {number} of {name},{name}"
+        for name in ("good", "bad")
+        for number in range(texts_per_class)
+    ]
     path.write_text("\n".join(["text,label", *rows]))
     task = il.TextTask("texts", path)
     prompts = task.prompts(n)
     n_queries = min(n, texts_per_class)  # half of the rows
     sentence = more_queries_sentence(task, prompts, task.prompts, n=n)
-    start = f"These {n} prompts have {n_queries} different queries; intervals over more are narrower"
+    start = (
+        f"These {n} prompts have {n_queries} different queries; intervals over more are narrower"
+    )
     assert sentence == start + ending.format(path=path)
 
 
 def test_a_bundled_task_that_has_shown_all_its_words_has_no_more():
     few, many = ANIMALS.prompts(8), ANIMALS.prompts(600)
-    assert more_queries_sentence(ANIMALS, few, ANIMALS.prompts, n=8).endswith("are narrower: -n 32 has 30.")
+    assert more_queries_sentence(ANIMALS, few, ANIMALS.prompts, n=8).endswith(
+        "are narrower: -n 32 has 30."
+    )
     n_queries = len({prompt.query for prompt in many})
     sentence = more_queries_sentence(ANIMALS, many, lambda n: many, n=600)
     assert f"have {n_queries} different queries" in sentence
@@ -66,6 +74,10 @@ def test_a_check_of_other_prompts_than_those_measured_is_said_to_be(capsys, monk
     behavior = SimpleNamespace(n_prompts=20)
     monkeypatch.setattr(TaskOptions, "behavior", lambda *_, **__: behavior)
     task, tokens = TaskOptions(task="animal-country"), TokenOptions()
-    for measured, is_said in ((task.prompts(n=20, seed=0), False), (task.prompts(n=12, seed=1), True), (None, False)):
+    for measured, is_said in (
+        (task.prompts(n=20, seed=0), False),
+        (task.prompts(n=12, seed=1), True),
+        (None, False),
+    ):
         task.print_behavior(PlainConsole(), None, tokens, n=20, seed=0, measured=measured)
         assert ("numbers below are of another sample" in printed(capsys)) == is_said

@@ -52,14 +52,25 @@ COMPARE = [
 ]
 CIRCUIT = [(["--task", "sentiment-number", "--heads", ","], "--heads must name at least one head")]
 LOCATE = [
-    (["--task", "sentiment-number", "--n", "8", "--batch-size", "2", "--memory", "9"], "--memory has no effect"),
+    (
+        ["--task", "sentiment-number", "--n", "8", "--batch-size", "2", "--memory", "9"],
+        "--memory has no effect",
+    ),
     (["--task", "sentiment-number", "--classes", "all"], "--classes has no effect here"),
     (["--task", "sentiment-number", "--template", "{text} [red] {label}"], "'[red]'"),
     (["--task", "sentiment-number", "--out", "/dev/null"], "cannot write to folder"),
 ]
-COMMANDS = {"explain": EXPLAIN, "ablate": ABLATE, "circuit": CIRCUIT, "compare": COMPARE, "locate": LOCATE}
+COMMANDS = {
+    "explain": EXPLAIN,
+    "ablate": ABLATE,
+    "circuit": CIRCUIT,
+    "compare": COMPARE,
+    "locate": LOCATE,
+}
 ROWS = [
-    pytest.param(command, *row, id=f"{command} {i}") for command, rows in COMMANDS.items() for i, row in enumerate(rows)
+    pytest.param(command, *row, id=f"{command} {i}")
+    for command, rows in COMMANDS.items()
+    for i, row in enumerate(rows)
 ]
 USAGE = [
     ["locate", "--task", "sentiment-number", "--n", "0"],
@@ -98,7 +109,9 @@ def test_bad_input_is_refused_in_one_sentence(run, command, arguments, words, tm
     assert not faults.left_in(tmp_path)
 
 
-@pytest.mark.parametrize(("command", "option"), [("explain", "--why"), ("ablate", "--heads"), ("circuit", "--heads")])
+@pytest.mark.parametrize(
+    ("command", "option"), [("explain", "--why"), ("ablate", "--heads"), ("circuit", "--heads")]
+)
 def test_unknown_heads_are_refused_before_the_task_check(run, command, option):
     code, out, err = run(command, "--task", "sentiment-number", option, "L99H0")
     assert code == 2, (code, out, err)
@@ -153,7 +166,9 @@ def test_a_closed_pipe_loses_nothing(tmp_path):
 
 def test_a_wrong_k_does_not_lock_the_folder(run, tmp_path):
     out = tmp_path / "run"
-    assert run("locate", "--task", "sentiment-number", "--n", "8", "--out", out, "-k", "100")[0] == 2
+    assert (
+        run("locate", "--task", "sentiment-number", "--n", "8", "--out", out, "-k", "100")[0] == 2
+    )
     code, _, err = run("locate", "--task", "sentiment-number", "--n", "8", "--out", out, "-k", "3")
     assert code == 0, err
 
@@ -206,7 +221,9 @@ def test_a_full_disk_is_one_sentence(run):
     faults.assert_sentence(err.removesuffix("\n"), "free space")
 
 
-@pytest.mark.parametrize("arguments", [["explain", PROMPT, "--json", "a.json"], ["--help"]], ids=str)
+@pytest.mark.parametrize(
+    "arguments", [["explain", PROMPT, "--json", "a.json"], ["--help"]], ids=str
+)
 def test_an_output_that_is_full_is_one_sentence(arguments, tmp_path):
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full here")
@@ -221,7 +238,9 @@ def test_an_output_that_is_full_is_one_sentence(arguments, tmp_path):
             text=True,
         )
     assert ran.returncode == 2
-    faults.assert_sentence(ran.stderr.removesuffix("\n"), "cannot print the output: No space left on device")
+    faults.assert_sentence(
+        ran.stderr.removesuffix("\n"), "cannot print the output: No space left on device"
+    )
     if "--json" in arguments:
         assert json.loads((tmp_path / "a.json").read_text())["scores"]["labels"] == ["bar", "foo"]
 

@@ -70,21 +70,28 @@ def test_public_names_are_explained(name: str) -> None:
     public = attrgetter(name)(il)
     doc = inspect.getdoc(public) or ""
     summary = " ".join(doc.partition("\n\n")[0].split())
-    assert re.fullmatch(r"[A-Z`\[].{10,}[.:?!`]", summary), f"{name} has no summary line: {summary!r}"
+    assert re.fullmatch(r"[A-Z`\[].{10,}[.:?!`]", summary), (
+        f"{name} has no summary line: {summary!r}"
+    )
     assert not summary.startswith(f"{name}("), f"{name} has no docstring of its own"
     assert "Example:\n    >>> " in doc, f"the docstring of {name} has no example"
     if any(map(bare_tensor, annotations(public))):
-        assert AXES.search(doc), f"{name} takes, holds or returns a tensor whose axes are nowhere said"
+        assert AXES.search(doc), (
+            f"{name} takes, holds or returns a tensor whose axes are nowhere said"
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_public_names_are_in_the_reference(name: str) -> None:
     directive = rf"\.\. auto(function|class|exception):: (icl_lens\.)?(\w+\.)?{name}\n"
-    assert re.search(directive, API), f"docs/api.md has no entry for {name}; add one to the section it belongs to"
+    assert re.search(directive, API), (
+        f"docs/api.md has no entry for {name}; add one to the section it belongs to"
+    )
 
 
 LONG = [
-    f"results.{name}" for name in ("Circuit", "Comparison", "Explanation", "LocatedHeads", "TaskCheck", "TwoTowers")
+    f"results.{name}"
+    for name in ("Circuit", "Comparison", "Explanation", "LocatedHeads", "TaskCheck", "TwoTowers")
 ]
 """Names whose examples take about a second, and whose functions have examples of their own."""
 
@@ -125,7 +132,9 @@ def test_local_links_lead_somewhere(page: Path) -> None:
             )
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if "changelog" not in page.name], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "changelog" not in page.name], ids=lambda page: page.name
+)
 def test_python_in_pages_uses_names_that_exist(page: Path) -> None:
     for name in set(re.findall(r"\bil\.([A-Za-z_]\w*)", page.read_text(encoding="utf-8"))):
         assert hasattr(il, name), f"{page.name} speaks of il.{name}, which is not there"
@@ -134,10 +143,12 @@ def test_python_in_pages_uses_names_that_exist(page: Path) -> None:
 def test_the_diagram_is_drawn_from_the_contracts() -> None:
     import architecture_diagram
 
-    assert architecture_diagram.PICTURE.read_text(encoding="utf-8") == architecture_diagram.drawing(), (
-        "run python docs/architecture_diagram.py"
-    )
-    assert architecture_diagram.circles({("a", "b"), ("b", "c"), ("c", "a"), ("c", "d")}) == [["a", "b", "c"]]
+    assert (
+        architecture_diagram.PICTURE.read_text(encoding="utf-8") == architecture_diagram.drawing()
+    ), "run python docs/architecture_diagram.py"
+    assert architecture_diagram.circles({("a", "b"), ("b", "c"), ("c", "a"), ("c", "d")}) == [
+        ["a", "b", "c"]
+    ]
 
 
 @pytest.mark.parametrize("notebook", TUTORIALS, ids=lambda path: path.stem)
@@ -146,29 +157,43 @@ def test_prose_of_tutorials_quotes_no_result(notebook: Path) -> None:
     says so.
     """
     for cell in cells(notebook, "markdown"):
-        for sentence in re.split(r"(?<=[.:?!])\s", re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", cell, flags=re.DOTALL)):
+        for sentence in re.split(
+            r"(?<=[.:?!])\s", re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", cell, flags=re.DOTALL)
+        ):
             if re.search(r"\d+\.\d+(?!\d*\])|\d\s?%", sentence):
-                assert "paper" in sentence or "arXiv" in sentence, f"{notebook.name}: a result in prose: {sentence!r}"
+                assert "paper" in sentence or "arXiv" in sentence, (
+                    f"{notebook.name}: a result in prose: {sentence!r}"
+                )
 
 
 @pytest.mark.parametrize("notebook", TUTORIALS, ids=lambda path: path.stem)
 def test_stored_tutorials_ran_without_error(notebook: Path) -> None:
     """Outputs are stored, in order, from one run; nothing in them asks the network for anything."""
-    code = [cell for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    code = [
+        cell
+        for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+        if cell["cell_type"] == "code"
+    ]
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
     for cell in code:
         for output in cell["outputs"]:
             assert output["output_type"] != "error"
-            assert output.get("name") != "stderr", f"a warning in {notebook.name}: {''.join(output['text'])}"
+            assert output.get("name") != "stderr", (
+                f"a warning in {notebook.name}: {''.join(output['text'])}"
+            )
             html = "".join(output.get("data", {}).get("text/html", ""))
             assert not re.search(r"(src|href)=(&quot;|[\"'])https?://", html)
 
 
-@pytest.mark.skipif(version("typer") != pinned("typer"), reason="other versions of typer write other pages")
+@pytest.mark.skipif(
+    version("typer") != pinned("typer"), reason="other versions of typer write other pages"
+)
 def test_the_command_lines_page_is_current() -> None:
     import cli_page  # pyright: ignore[reportMissingImports]
 
-    assert cli_page.PAGE.read_text(encoding="utf-8") == cli_page.page(), "run `python docs/cli_page.py`"
+    assert cli_page.PAGE.read_text(encoding="utf-8") == cli_page.page(), (
+        "run `python docs/cli_page.py`"
+    )
 
 
 def test_the_readmes_links_hold_on_a_package_index() -> None:
@@ -186,7 +211,9 @@ def test_the_readmes_links_hold_on_a_package_index() -> None:
         assert re.findall(r"\]\((?!https?://)[^)]*\)", text) == []
         assert expected_link in text
         assert text.count("https://arxiv.org") == readme.count("https://arxiv.org")
-    assert "https://a.b/c/raw/main/docs/images/explain.png" in hatch_build.for_index(readme, "https://a.b/c")
+    assert "https://a.b/c/raw/main/docs/images/explain.png" in hatch_build.for_index(
+        readme, "https://a.b/c"
+    )
     assert "explain.png" not in hatch_build.for_index(readme, None)
 
 

@@ -62,7 +62,11 @@ def smallest_distance(colors, vision):
 def test_distances_of_colors_are_those_of_the_standard():
     assert lab("white", "normal") == pytest.approx([100, 0, 0], abs=0.01)
     assert lab("red", "normal") == pytest.approx([53.24, 80.09, 67.20], abs=0.01)
-    assert smallest_distance(["red", "#7F7F00"], "deuteranopia") < 35 < smallest_distance(["red", "#7F7F00"], "normal")
+    assert (
+        smallest_distance(["red", "#7F7F00"], "deuteranopia")
+        < 35
+        < smallest_distance(["red", "#7F7F00"], "normal")
+    )
 
 
 @pytest.mark.parametrize("vision", VISIONS)
@@ -71,7 +75,9 @@ def test_colors_are_distinct_with_color_blindness(vision):
     assert smallest_distance(palette.LINES[:5], vision) > 24
     assert smallest_distance(palette.LINES, vision) > 17
     assert smallest_distance(palette.FILLS, vision) > 24
-    assert smallest_distance([palette.BLUE, palette.ORANGE, palette.GRAY], vision) > 37  # signs, and controls
+    assert (
+        smallest_distance([palette.BLUE, palette.ORANGE, palette.GRAY], vision) > 37
+    )  # signs, and controls
 
 
 def test_bars_are_distinct_in_gray():
@@ -90,9 +96,15 @@ def test_every_figure_is_saved_and_shown_once():
 
 
 def test_stored_figures_are_of_the_pages_code():
-    assert gallery_page.CODE.read_text().strip() == gallery_page.digest(PAGE), "run python docs/refresh.py gallery"
+    assert gallery_page.CODE.read_text().strip() == gallery_page.digest(PAGE), (
+        "run python docs/refresh.py gallery"
+    )
     changed = PAGE.replace("k=8", "k=9")
-    assert gallery_page.digest(changed) != gallery_page.digest(PAGE) == gallery_page.digest(PAGE + "\nOther words.\n")
+    assert (
+        gallery_page.digest(changed)
+        != gallery_page.digest(PAGE)
+        == gallery_page.digest(PAGE + "\nOther words.\n")
+    )
 
 
 @pytest.mark.parametrize("name", SAVED)
@@ -143,11 +155,16 @@ def badly_placed_text(figure):
     """
     drawn, draw = [], Text.draw
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Text, "draw", lambda self, renderer: (drawn.append(self), draw(self, renderer))[1])
+        patch.setattr(
+            Text, "draw", lambda self, renderer: (drawn.append(self), draw(self, renderer))[1]
+        )
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
     drawn = [text for text in drawn if text.get_visible() and text.get_text().strip()]
-    boxes = [(text.get_text(), text.get_window_extent(canvas.get_renderer()).padded(-0.5)) for text in drawn]
+    boxes = [
+        (text.get_text(), text.get_window_extent(canvas.get_renderer()).padded(-0.5))
+        for text in drawn
+    ]
     small = [f"{text.get_text()!r} is small" for text in drawn if text.get_fontsize() < 6]
     cut = [name for name, box in boxes if min(box.min) < 0 or (box.max > figure.bbox.max).any()]
     over = [

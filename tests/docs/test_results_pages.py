@@ -10,7 +10,9 @@ import publish
 import pytest
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-PAGES = sorted(path for path in RESULTS.glob("*.md") if "results-table" in path.read_text(encoding="utf-8"))
+PAGES = sorted(
+    path for path in RESULTS.glob("*.md") if "results-table" in path.read_text(encoding="utf-8")
+)
 NUMBER = re.compile(r"[−-]?\d+\.\d+")
 
 
@@ -30,7 +32,9 @@ def numbers_in(texts):
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_numbers_in_sentences_are_in_the_tables(path):
-    table_numbers = numbers_in(cell for lines in csv_tables.tables(path) for line in lines for cell in line)
+    table_numbers = numbers_in(
+        cell for lines in csv_tables.tables(path) for line in lines for cell in line
+    )
     cited = numbers_in([prose(path.read_text(encoding="utf-8"))])
     assert cited, "the page says no number"
     assert cited <= table_numbers, (
@@ -39,7 +43,9 @@ def test_numbers_in_sentences_are_in_the_tables(path):
 
 
 def test_a_number_that_no_table_has_is_reported(tmp_path):
-    (tmp_path / "data.csv").write_text("measure,quantity,control,low,high,unit\na,1.234,0,1,2,nats\nb,12.34,0,1,2,%\n")
+    (tmp_path / "data.csv").write_text(
+        "measure,quantity,control,low,high,unit\na,1.234,0,1,2,nats\nb,12.34,0,1,2,%\n"
+    )
     page = tmp_path / "page.md"
     table = "```{results-table} data.csv\n:columns: measure, quantity, difference\n```\n"
     page.write_text(f"It costs 1.23 nats or 12.3%.\n\n{table}\n**The paper.** It says 5.55.\n")
@@ -148,5 +154,9 @@ def test_claims_hold_as_often_as_the_page_says(claim):
     question, rows, holds = CLAIMS[claim]
     table = publish.read(RESULTS / "data" / f"{question}.csv").query(rows, engine="python")
     real = table.query("model in ('smollm2-135m', 'qwen2.5-coder-0.5b') and quantity == quantity")
-    (line,) = [line for line in (RESULTS / "index.md").read_text(encoding="utf-8").splitlines() if f"| {claim}" in line]
+    (line,) = [
+        line
+        for line in (RESULTS / "index.md").read_text(encoding="utf-8").splitlines()
+        if f"| {claim}" in line
+    ]
     assert f"| {len(real.query(holds))} of {len(real)}" in line

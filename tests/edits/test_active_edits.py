@@ -34,7 +34,9 @@ def explained(gpt2):
         gpt2.hooks(fwd_hooks=[(HOOK, lambda x, hook: 1.5 * x)]),
     ):
         with block:
-            explanations.append(il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), k=2, n_random=2))
+            explanations.append(
+                il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), k=2, n_random=2)
+            )
     return explanations
 
 
@@ -82,7 +84,10 @@ def test_results_over_prompts_name_the_edits(gpt2, words):
         assert configuration(gpt2, batch, [[0]], {"k": 2}, asked)["edits"] == [ZEROED]
         expected = il.score(gpt2, batch)
     assert_close(ablation.conditions["no ablation"].scores[0].label_log_probs, expected)
-    assert f"All conditions, also “no ablation”, are those of the edited model: {ZEROED}." in ablation.notes()
+    assert (
+        f"All conditions, also “no ablation”, are those of the edited model: {ZEROED}."
+        in ablation.notes()
+    )
     assert json.loads(ablation.to_json())["edits"] == [ZEROED]
     assert str(check).endswith(f"All numbers are those of the edited model: {ZEROED}.")
     assert check.to_dict()["edits"] == [ZEROED]
@@ -158,7 +163,9 @@ def test_circuits_parts_and_towers_name_the_edits(gpt2, words, tmp_path):
         assert note in " ".join(shown_text(page_source).split())
     assert note in towers.to_html()
     assert note in circuit.to_html()
-    with gpt2.hooks(fwd_hooks=[(HOOK, lambda x, hook: 1.5 * x)]):  # saliency needs each head's own z
+    with gpt2.hooks(
+        fwd_hooks=[(HOOK, lambda x, hook: 1.5 * x)]
+    ):  # saliency needs each head's own z
         flow = il.saliency_flow(gpt2, batch)
     assert flow.edits == (f"hooks at {HOOK}",)
     assert HOOK in repr(flow)

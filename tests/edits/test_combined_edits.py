@@ -54,8 +54,12 @@ def test_capture_sees_the_edited_attention(run, name):
         acts = il.capture(model, batch)
     for layer, head in HEADS:
         assert (acts.attention_to_labels()[:, layer, head, 1] == 0).all()
-        assert_close(acts.pattern[:, layer, head].sum(-1), torch.ones(len(batch), dtype=torch.float64))
-        z = torch.einsum("bk,bkd->bd", acts.pattern[:, layer, head], acts.head_values(layer)[:, :, head])
+        assert_close(
+            acts.pattern[:, layer, head].sum(-1), torch.ones(len(batch), dtype=torch.float64)
+        )
+        z = torch.einsum(
+            "bk,bkd->bd", acts.pattern[:, layer, head], acts.head_values(layer)[:, :, head]
+        )
         assert_close(acts.z[:, layer, head], z)
     untouched = il.capture(model, batch)
     assert torch.equal(acts.pattern[:, 0, 0], untouched.pattern[:, 0, 0])
@@ -70,7 +74,9 @@ def blocks(model, batch, donors):
     return {
         "patch": lambda: il.patch_heads(model, HEADS[1:3], donors, activation="k"),
         "position": lambda: il.edited(model, il.RemovePosition(HEADS[:3])),
-        "scale": lambda: il.edited(model, il.Reweight(HEADS[1:], weights, renormalize=True), batch=batch),
+        "scale": lambda: il.edited(
+            model, il.Reweight(HEADS[1:], weights, renormalize=True), batch=batch
+        ),
         "ablate": lambda: il.ablate_heads(model, HEADS[2:3]),
     }
 

@@ -62,7 +62,9 @@ def last_edges(batch):
 def edits_of(model, batch):
     """Return edits that change only the last position, and others, by name."""
     source = batch[[1, 2, 0]]
-    prompts = [replace(prompt, demonstrations=prompt.demonstrations[::-1]) for prompt in batch.prompts]
+    prompts = [
+        replace(prompt, demonstrations=prompt.demonstrations[::-1]) for prompt in batch.prompts
+    ]
     turned = il.tokenize(model, prompts, prepend_bos=False)
     vector = torch.linspace(-1, 1, families.D_MODEL)
     last = {
@@ -71,13 +73,17 @@ def edits_of(model, batch):
         "draw": il.Ablate(HEADS[1:], mode="resample", reference=source, positions="last"),
         "query": il.Patch(HEADS, source, activation="q", positions="last"),
         "keys": il.Patch(HEADS[1:], turned, activation="k", positions="last", align="labels"),
-        "weights": il.Reweight(HEADS, torch.full(batch.label_positions.shape, 0.25), renormalize=True),
+        "weights": il.Reweight(
+            HEADS, torch.full(batch.label_positions.shape, 0.25), renormalize=True
+        ),
         "position": il.RemovePosition(HEADS, strength=0.7, positions="last"),
         "blocked": il.Block(HEADS, last_edges(batch)),
         "vector": il.AddVector(vector, 1),
         "in place": il.AddVector(vector, 2, replace=True),
         "gates": il.Ablate(HEADS, positions="last", strength=[0.3, 1.0, -0.5]),
-        "partly to the mean": il.Ablate(HEADS[:2], mode="mean", reference=source, positions="last", strength=0.4),
+        "partly to the mean": il.Ablate(
+            HEADS[:2], mode="mean", reference=source, positions="last", strength=0.4
+        ),
         "edges": il.WithoutEdges(EDGES),
         "own pattern": AttendToFirst(HEADS),
         "own z": Halve(HEADS, "last"),
@@ -97,7 +103,11 @@ def edits_of(model, batch):
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama_gqa", "bloom", "gemma2"))]
+    "name",
+    [
+        "gpt2",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama_gqa", "bloom", "gemma2")),
+    ],
 )
 def test_sets_of_any_edits_score_what_their_blocks_do(load_tiny, name):
     """Each edit alone, every pair of one and the next, all of the last position at once, and edits
@@ -130,10 +140,18 @@ def test_edits_of_the_last_position_run_one_token_per_prompt(load_tiny):
     widths = []
     with watched(lambda _, x: widths.append(x.shape[1]), model.blocks[2]):
         il.score(
-            model, batch, [[last_edit] for name, last_edit in last.items() if name in ("zero", "weights", "blocked")]
+            model,
+            batch,
+            [
+                [last_edit]
+                for name, last_edit in last.items()
+                if name in ("zero", "weights", "blocked")
+            ],
         )
         assert widths == [batch.tokens.shape[1], 1]
-        il.score(model, batch, [[last["own pattern"]]])  # compared with a whole pass, because it is not ours
+        il.score(
+            model, batch, [[last["own pattern"]]]
+        )  # compared with a whole pass, because it is not ours
         assert widths[2:] == [batch.tokens.shape[1], 1, batch.tokens.shape[1]]
 
 
@@ -146,7 +164,11 @@ def test_a_metric_reads_the_log_probabilities_of_each_prompt(load_tiny):
         seen.extend(prompt.tolist())
         return log_probs.gather(1, batch.answer_tokens[prompt, None])[:, 0]
 
-    for edits in ([il.Ablate(HEADS, positions="last")], [il.Ablate(HEADS)], [il.RemovePosition(HEADS)]):
+    for edits in (
+        [il.Ablate(HEADS, positions="last")],
+        [il.Ablate(HEADS)],
+        [il.RemovePosition(HEADS)],
+    ):
         probabilities = il.score(model, batch, [[], edits], read=answer)
         with il.edited(model, *edits):
             whole = last_log_probs(model, batch).gather(1, batch.answer_tokens[:, None])[:, 0]
@@ -165,14 +187,21 @@ def test_a_drawn_head_has_the_z_of_another_prompt(load_tiny):
 
     def draw(prompts, seed=0):
         edit = il.Ablate(
-            [(1, 0), (1, 1), (1, 2), (1, 3)], mode="resample", reference=batch, positions="last", seed=seed
+            [(1, 0), (1, 1), (1, 2), (1, 3)],
+            mode="resample",
+            reference=batch,
+            positions="last",
+            seed=seed,
         )
         with il.edited(model, edit, batch=prompts):
             return il.capture(model, prompts).z[:, 1]
 
     drawn = draw(batch)
     is_equal = torch.stack(
-        [torch.stack([(row - prompt_z).abs().amax() < 1e-5 for prompt_z in unedited_z]) for row in drawn]
+        [
+            torch.stack([(row - prompt_z).abs().amax() < 1e-5 for prompt_z in unedited_z])
+            for row in drawn
+        ]
     )
     assert is_equal.sum(1).tolist() == [1] * len(batch)
     assert not is_equal.diagonal().any()
@@ -186,13 +215,19 @@ def test_passes_that_edits_need_run_once_for_all_sets(load_tiny):
     batch = ragged(model)
     reference = [batch[:2], batch[1:]]
     heads = ModelView.of(model).heads()
-    sets = [[il.Ablate([head], mode="mean", reference=reference, positions="last")] for head in heads]
+    sets = [
+        [il.Ablate([head], mode="mean", reference=reference, positions="last")] for head in heads
+    ]
     il.score(model, batch, sets)
     passes = []
     with watched(lambda _, x: passes.append(tuple(x.shape[:2])), model.blocks[0]):
         il.score(model, batch, sets)
     whole = [shape for shape in passes if shape[1] > 1]
-    assert whole == [(2, batch[:2].tokens.shape[1]), (2, batch[1:].tokens.shape[1]), tuple(batch.tokens.shape)]
+    assert whole == [
+        (2, batch[:2].tokens.shape[1]),
+        (2, batch[1:].tokens.shape[1]),
+        tuple(batch.tokens.shape),
+    ]
 
 
 def test_edits_know_what_they_are():
@@ -222,7 +257,9 @@ def test_scores_in_an_open_block_keep_the_order_of_stages(load_tiny):
                 scored = il.score(model, batch, [[inner]])[:, 0]
                 with il.edited(model, inner, batch=batch):
                     assert_close(il.score(model, batch), scored, msg=f"{outer} {inner}")
-            assert_close(il.score(model, batch, [[outer, inner]])[:, 0], scored, msg=f"{outer} {inner}")
+            assert_close(
+                il.score(model, batch, [[outer, inner]])[:, 0], scored, msg=f"{outer} {inner}"
+            )
 
 
 @dataclass(frozen=True)
@@ -255,7 +292,11 @@ def test_own_edits_may_write_at_two_stages_and_derive_from_others(load_tiny):
     model = load_tiny("gpt2")
     batch = ragged(model)
     sets = [[Shift([(1, 0)], 2.0)], [Shift([(1, 0), (1, 2)], 0.5)]]
-    sets += [[Fill([(1, 0)], positions=where, number=number)] for where in ("last", "all") for number in (0.0, 5.0)]
+    sets += [
+        [Fill([(1, 0)], positions=where, number=number)]
+        for where in ("last", "all")
+        for number in (0.0, 5.0)
+    ]
     scored = il.score(model, batch, sets)
     for number, edits in enumerate(sets):
         with il.edited(model, *edits):
@@ -282,11 +323,15 @@ def test_keys_are_hidden_as_if_they_had_never_been_there(dtype, has_sink):
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(20, 3, 41, generator=generator, dtype=torch.float64)
     scores[..., -1] = scores[..., -1] + 2 if has_sink else -torch.inf
-    n_hidden = 20 if has_sink else 38  # without a sink, what is left may be less than the rounding of the whole
+    n_hidden = (
+        20 if has_sink else 38
+    )  # without a sink, what is left may be less than the rounding of the whole
     hidden = torch.zeros(20, 1, 40, dtype=torch.bool)
     hidden[..., :n_hidden] = True
     pattern = scores.softmax(-1)[..., :-1].to(dtype)
-    expected = scores.masked_fill(torch.nn.functional.pad(hidden, (0, 1)), -torch.inf).softmax(-1)[..., :-1]
+    expected = scores.masked_fill(torch.nn.functional.pad(hidden, (0, 1)), -torch.inf).softmax(-1)[
+        ..., :-1
+    ]
     renormalized = without_keys(pattern, hidden, has_sink=has_sink).double()
     assert (renormalized - expected).abs().max() < 2 * torch.finfo(dtype).eps
     assert (renormalized[..., :n_hidden] == 0).all()
@@ -306,8 +351,13 @@ def test_prompts_of_a_block_are_those_that_run(load_tiny):
     """Also of edits that do not need to know them, and at the prompts' end while tokens follow."""
     model = load_tiny("gpt2")
     batch = il.tokenize(model, ["love : bar like : bar eight : foo two : foo one :"])
-    with il.edited(model, il.Patch(HEADS, batch, activation="z"), batch=batch), pytest.raises(il.InputError):
-        last_log_probs(model, il.tokenize(model, ["hate : bar like : bar eight : foo two : foo one :"]))
+    with (
+        il.edited(model, il.Patch(HEADS, batch, activation="z"), batch=batch),
+        pytest.raises(il.InputError),
+    ):
+        last_log_probs(
+            model, il.tokenize(model, ["hate : bar like : bar eight : foo two : foo one :"])
+        )
     longer = torch.cat([batch.tokens, batch.tokens[:, :2]], dim=1)
     seen = []
     hook = lambda z, hook: seen.append(z[0, :, 1].clone())  # noqa: E731
@@ -364,7 +414,11 @@ def test_own_edits_cannot_go_wrong_silently(load_tiny, no_type_checks):
         ([[CopyFirst(HEADS)]], None, "CopyFirst must change and read only the last position"),
         ([[Empty(HEADS)]], None, "Empty must define write_z"),
         ([[OneStage(HEADS)]], None, "must be a tuple of names"),
-        ([[il.Ablate(HEADS, positions="last")]], lambda log_probs, prompt: log_probs.mean(0), "one entry per row"),
+        (
+            [[il.Ablate(HEADS, positions="last")]],
+            lambda log_probs, prompt: log_probs.mean(0),
+            "one entry per row",
+        ),
         ([[il.Ablate(HEADS)]], lambda log_probs, prompt: 0.5, "one entry per row, 3, got float"),
         ([["L0H1"]], None, "il.Ablate"),
     ):
@@ -379,7 +433,9 @@ def test_earlier_positions_do_not_see_what_only_the_last_query_reads(load_tiny, 
     """
     model = load_tiny(name)
     batch = ragged(model)
-    prompts = [replace(prompt, demonstrations=prompt.demonstrations[::-1]) for prompt in batch.prompts]
+    prompts = [
+        replace(prompt, demonstrations=prompt.demonstrations[::-1]) for prompt in batch.prompts
+    ]
     turned = il.tokenize(model, prompts, prepend_bos=False)
     patch = il.Patch([(1, 1), (1, 2)], turned, activation="k", positions="last", align="labels")
     everywhere = [il.Ablate([(0, 2)]), il.RemovePosition([(1, 1)])]
@@ -404,7 +460,10 @@ def test_a_pass_shorter_than_the_prompts_of_blocked_edges_is_refused(load_tiny):
     batch = ragged(model)
     with (
         il.edited(model, il.Block(HEADS, last_edges(batch)), batch=batch),
-        pytest.raises(il.InputError, match=r"must have at least .* tokens like batch, got 5; run the same batch"),
+        pytest.raises(
+            il.InputError,
+            match=r"must have at least .* tokens like batch, got 5; run the same batch",
+        ),
     ):
         model(batch.tokens[:, :5])
 
@@ -420,7 +479,9 @@ def test_ablation_in_places_changes_these_alone(load_tiny):
 
     def z_within(*edits):
         seen = []
-        hooks = [(ModelView.of(model).hook(layer, "attn.hook_z"), lambda z, hook: seen.append(z.clone()))]
+        hooks = [
+            (ModelView.of(model).hook(layer, "attn.hook_z"), lambda z, hook: seen.append(z.clone()))
+        ]
         with il.edited(model, *edits, batch=batch), model.hooks(fwd_hooks=hooks):
             last_log_probs(model, batch)
         return seen[0]
@@ -429,8 +490,15 @@ def test_ablation_in_places_changes_these_alone(load_tiny):
     for positions in ([1, -2], [0], "labels"):
         edited = z_within(il.Ablate([(layer, head)], positions=positions))
         for row, last in enumerate(batch.last.tolist()):
-            places = batch.label_token_positions[row].flatten().tolist() if positions == "labels" else positions
-            places = {last + 1 + place if place < 0 and positions != "labels" else place for place in places}
+            places = (
+                batch.label_token_positions[row].flatten().tolist()
+                if positions == "labels"
+                else positions
+            )
+            places = {
+                last + 1 + place if place < 0 and positions != "labels" else place
+                for place in places
+            }
             for position in range(last + 1):
                 expected = clean[row, position].clone()
                 expected[head] *= position not in places

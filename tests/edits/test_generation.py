@@ -20,10 +20,14 @@ def _vector(model):
 
 BLOCKS = {
     "all zeroed": lambda model, batch: il.ablate_heads(model, HEADS),
-    "all set to their mean": lambda model, batch: il.ablate_heads(model, HEADS, mode="mean", reference=batch),
+    "all set to their mean": lambda model, batch: il.ablate_heads(
+        model, HEADS, mode="mean", reference=batch
+    ),
     "vector": lambda model, batch: il.edited(model, il.AddVector(_vector(model), 0), batch=batch),
     "last zeroed": lambda model, batch: il.ablate_heads(model, HEADS, positions="last"),
-    "last patched": lambda model, batch: il.patch_heads(model, HEADS, batch, activation="z", positions="last"),
+    "last patched": lambda model, batch: il.patch_heads(
+        model, HEADS, batch, activation="z", positions="last"
+    ),
     "position removed": lambda model, batch: il.edited(model, il.RemovePosition(HEADS)),
     "labels hidden": lambda model, batch: il.edited(
         model,
@@ -78,7 +82,9 @@ def test_a_vector_stays_at_the_last_position_of_the_prompt(load_tiny, family_run
     handle.remove()
     with il.edited(model, il.AddVector(vector, 0), batch=batch):
         for cached in (True, False):
-            assert torch.equal(model.generate(batch.tokens, use_past_kv_cache=cached, **GREEDY), want)
+            assert torch.equal(
+                model.generate(batch.tokens, use_past_kv_cache=cached, **GREEDY), want
+            )
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
@@ -106,7 +112,9 @@ def test_generation_from_padding_is_refused_where_the_prompts_are_known(load_tin
     for edit, cached in ((vector, True), (vector, False), (reweighted, False)):
         with (
             il.edited(model, edit, batch=batch),
-            pytest.raises(il.InputError, match="prompts must have the same length for tokens to follow them"),
+            pytest.raises(
+                il.InputError, match="prompts must have the same length for tokens to follow them"
+            ),
         ):
             model.generate(batch.tokens, use_past_kv_cache=cached, **GREEDY)
 

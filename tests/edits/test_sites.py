@@ -41,7 +41,10 @@ def test_a_subspace_that_spans_everything_is_the_whole_and_its_parts_differ(load
     intact, whole, spanned, part, both = il.score(model, batch, [*sets, in_two_steps]).unbind(1)
     assert_close(spanned, whole)
     assert_close(both, whole)
-    assert min((whole - intact).abs().max(), (part - whole).abs().max(), (part - intact).abs().max()) > 1e-3
+    assert (
+        min((whole - intact).abs().max(), (part - whole).abs().max(), (part - intact).abs().max())
+        > 1e-3
+    )
     removed = il.AblateSite("resid_post", 0, directions=columns[:, :1], positions="labels")
     ours = il.score(model, batch, [[removed]])[:, 0]
 
@@ -49,7 +52,9 @@ def test_a_subspace_that_spans_everything_is_the_whole_and_its_parts_differ(load
         x = x.clone()
         for row, positions in enumerate(batch.label_positions.tolist()):
             for position in positions:
-                x[row, position] -= columns[:, 0] * (x[row, position] @ columns[:, 0]) * (position >= 0)
+                x[row, position] -= (
+                    columns[:, 0] * (x[row, position] @ columns[:, 0]) * (position >= 0)
+                )
         return x
 
     with model.hooks(fwd_hooks=[("blocks.0.hook_resid_post", without)]):
@@ -61,7 +66,9 @@ def test_all_neurons_are_the_site_and_one_is_a_neuron(load_tiny):
     batch, _ = pair(model)
     every = il.AblateSite("mlp_post", 1, neurons=range(48))
     single = il.AblateSite("mlp_post", 1, neurons=[7])
-    whole, all_neurons, neuron = il.score(model, batch, [[il.AblateSite("mlp_post", 1)], [every], [single]]).unbind(1)
+    whole, all_neurons, neuron = il.score(
+        model, batch, [[il.AblateSite("mlp_post", 1)], [every], [single]]
+    ).unbind(1)
     assert_close(all_neurons, whole)
 
     def zero(x, hook):
@@ -78,7 +85,10 @@ def test_all_neurons_are_the_site_and_one_is_a_neuron(load_tiny):
 def test_values_of_the_prompts_themselves_change_nothing(load_tiny, site):
     model = load_tiny("llama_gqa")
     batch = ragged(model)
-    sets = [[il.PatchSite(site, [0, 1, 2], batch, positions=where)] for where in ("all", "last", "texts")]
+    sets = [
+        [il.PatchSite(site, [0, 1, 2], batch, positions=where)]
+        for where in ("all", "last", "texts")
+    ]
     intact = il.score(model, batch)
     assert (il.score(model, batch, sets) - intact[:, None]).abs().max() < 1e-5
 
@@ -86,9 +96,14 @@ def test_values_of_the_prompts_themselves_change_nothing(load_tiny, site):
 def test_the_stream_after_a_layer_is_that_before_the_next(load_tiny):
     model = load_tiny("llama_gqa")
     batch, source = pair(model)
-    after, before = ([il.PatchSite(site, layer, source)] for site, layer in (("resid_post", 0), ("resid_pre", 1)))
+    after, before = (
+        [il.PatchSite(site, layer, source)] for site, layer in (("resid_post", 0), ("resid_pre", 1))
+    )
     for positions in ("last", "texts", "separators", [-1, 2]):
-        sets = [[il.PatchSite(edit.site, edit.layers, source, positions=positions)] for (edit,) in (after, before)]
+        sets = [
+            [il.PatchSite(edit.site, edit.layers, source, positions=positions)]
+            for (edit,) in (after, before)
+        ]
         first, second = il.score(model, batch, sets).unbind(1)
         assert_close(first, second)
         assert (first - il.score(model, batch)).abs().max() > 1e-3
@@ -135,7 +150,10 @@ def test_edits_at_a_layers_input_reach_edited_attention_there(load_tiny):
     """Position terms are computed from the recorded input, which is the edited one."""
     model = load_tiny("gpt2")
     batch, source = pair(model)
-    edits = [il.PatchSite("resid_pre", 1, source, positions="last"), il.RemovePosition(["L1H0"], positions="last")]
+    edits = [
+        il.PatchSite("resid_pre", 1, source, positions="last"),
+        il.RemovePosition(["L1H0"], positions="last"),
+    ]
     with il.edited(model, *edits, batch=batch):
         assert_close(il.score(model, batch, [[]])[:, 0], il.score(model, batch))
     with il.edited(model, *edits, batch=batch):
@@ -163,13 +181,27 @@ REFUSED = {
     lambda m, b: il.AblateSite("mlp_out", 1, directions=torch.ones(32, 1)): "orthonormal",
     lambda m, b: il.PatchSite("mlp_out", 1): "source must be a PromptBatch",
     lambda m, b: il.score(m, b, [[il.AblateSite("mlp_out", 3)]]): "layer must be between 0 and 2",
-    lambda m, b: il.score(m, b, [[il.AblateSite("mlp_post", 1, neurons=[48])]]): "neurons must be below 48",
-    lambda m, b: il.score(m, b, [[il.AblateSite("mlp_out", 1, directions=torch.eye(48))]]): "must have 32 rows",
-    lambda m, b: il.score(m, b, [[il.AblateSite("mlp_out", 1, positions=[10])]]): "positions must be in every prompt",
-    lambda m, b: il.score(m, b, [[il.PatchSite("mlp_out", 1, tokenized(m, *SOURCE))]]): "same number of tokens",
-    lambda m, b: il.score(m, b[[0, 1, 0]], [[il.PatchSite("mlp_out", 1, b)]]): "source must have one prompt or",
-    lambda m, b: il.score(m, b, [[il.PatchSite("mlp_out", 1, b[[1, 1]], positions="texts")]]): "number of texts",
-    lambda m, b: il.edited(m, il.AblateSite("mlp_out", 1, positions="texts")).__enter__(): "batch must be the prompts",
+    lambda m, b: il.score(
+        m, b, [[il.AblateSite("mlp_post", 1, neurons=[48])]]
+    ): "neurons must be below 48",
+    lambda m, b: il.score(
+        m, b, [[il.AblateSite("mlp_out", 1, directions=torch.eye(48))]]
+    ): "must have 32 rows",
+    lambda m, b: il.score(
+        m, b, [[il.AblateSite("mlp_out", 1, positions=[10])]]
+    ): "positions must be in every prompt",
+    lambda m, b: il.score(
+        m, b, [[il.PatchSite("mlp_out", 1, tokenized(m, *SOURCE))]]
+    ): "same number of tokens",
+    lambda m, b: il.score(
+        m, b[[0, 1, 0]], [[il.PatchSite("mlp_out", 1, b)]]
+    ): "source must have one prompt or",
+    lambda m, b: il.score(
+        m, b, [[il.PatchSite("mlp_out", 1, b[[1, 1]], positions="texts")]]
+    ): "number of texts",
+    lambda m, b: il.edited(
+        m, il.AblateSite("mlp_out", 1, positions="texts")
+    ).__enter__(): "batch must be the prompts",
     lambda m, b: il.score(
         m,
         il.tokenize(m, il.Text("love one", answer=" bar")),

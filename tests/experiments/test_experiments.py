@@ -30,21 +30,29 @@ COLUMNS = "model task measure at ranking quantity control low high unit versus p
 def test_a_script_imports_public_names_only(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    modules += [name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names]
+    modules += [
+        name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
+    ]
     assert not [module for module in modules if module.startswith("icl_lens.")]
     names = [
         node.attr
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "il"
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "il"
     ]
     assert {*names} <= {*il.__all__}
 
 
 def test_the_tables_of_the_docs_are_made_from_the_rows_beside_them():
     tasks = task_table.read(task_table.ROWS)
-    assert task_table.ROWS.with_suffix(".md").read_text() == task_table.tables(tasks, "smollm2-135m")
+    assert task_table.ROWS.with_suffix(".md").read_text() == task_table.tables(
+        tasks, "smollm2-135m"
+    )
     assert (EXPERIMENTS / "task_comparison.md").read_text() == task_table.comparison(tasks)
-    assert vectors.ROWS.with_suffix(".md").read_text() == vectors.page(task_table.read(vectors.ROWS))
+    assert vectors.ROWS.with_suffix(".md").read_text() == vectors.page(
+        task_table.read(vectors.ROWS)
+    )
 
 
 @pytest.mark.parametrize("question", publish.QUESTIONS)
@@ -54,8 +62,13 @@ def test_every_published_study_has_its_settings_or_says_that_it_is_older(questio
     studies = publish.studies_of(publish.read(data / f"{question}.csv"))
     assert {f"{model}: {task}" for model, task in studies} == settings.keys()
     for about in settings.values():
-        assert about == {"note": publish.EARLIER} or {"versions", "weights", "prompts", "n"} <= about.keys()
-        assert not [value for value in about.values() if str(value).startswith("/")], "a folder of one machine"
+        assert (
+            about == {"note": publish.EARLIER}
+            or {"versions", "weights", "prompts", "n"} <= about.keys()
+        )
+        assert not [value for value in about.values() if str(value).startswith("/")], (
+            "a folder of one machine"
+        )
 
 
 def test_a_gain_in_accuracy_is_within_its_interval():
@@ -108,7 +121,9 @@ def test_a_script_writes_its_table_what_it_depends_on_and_its_figure(question, f
     assert table.columns.tolist() == COLUMNS
     assert table["quantity"].notna().any()
     written = pd.read_csv(path.with_suffix(".csv"))
-    pd.testing.assert_series_equal(written["quantity"], table["quantity"], rtol=1e-5, check_dtype=False)
+    pd.testing.assert_series_equal(
+        written["quantity"], table["quantity"], rtol=1e-5, check_dtype=False
+    )
     about = json.loads(path.with_suffix(".json").read_text())
     assert {"seed", "versions", "weights", "prompts", "n"} <= about.keys()
     assert about["weights"]
@@ -118,11 +133,18 @@ def test_a_script_writes_its_table_what_it_depends_on_and_its_figure(question, f
 @pytest.mark.slow
 def test_a_command_on_a_file_of_ones_own_resumes_with_the_same_table(tmp_path, monkeypatch):
     """It runs as a command first, then from its chunks in this process."""
-    rows = [(f"{word}", label) for label, words in il.WordTask("animal-country").words().items() for word in words]
+    rows = [
+        (f"{word}", label)
+        for label, words in il.WordTask("animal-country").words().items()
+        for word in words
+    ]
     pd.DataFrame(rows, columns=["text", "label"]).to_csv(tmp_path / "mine.csv", index=False)
     arguments = ["--model", "icl-mini", "--task", "mine.csv", "-n", "6"]
     subprocess.run(
-        [sys.executable, EXPERIMENTS / "ablation.py", *arguments], cwd=tmp_path, check=True, capture_output=True
+        [sys.executable, EXPERIMENTS / "ablation.py", *arguments],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
     )
     table = tmp_path / "results" / "icl-mini" / "mine--bar-foo" / "ablation.csv"
     chunks = sorted((tmp_path / "results").rglob("prompts-*.parquet"))
@@ -140,7 +162,9 @@ def test_a_command_on_a_file_of_ones_own_resumes_with_the_same_table(tmp_path, m
 @pytest.mark.parametrize("setting", ["two-tower", "last-label"])
 def test_planted_towers_are_seen_and_copying_the_last_label_is_not(setting, tmp_path):
     questions = ["--questions", "label-attention", "two-towers", "behavior"]
-    table = ground_truth.main(["-n", "24", "--settings", setting, "--seeds", "0", *questions, "--out", str(tmp_path)])
+    table = ground_truth.main(
+        ["-n", "24", "--settings", setting, "--seeds", "0", *questions, "--out", str(tmp_path)]
+    )
     assert len(table) == 7
     assert table["as_predicted"].all(), table.to_string()
     assert table["above"].any() == (setting == "two-tower")

@@ -27,7 +27,9 @@ def task(truth: Planted, *, swapped: bool = False, n: int = 12, **options: Any) 
 def balanced(truth: Planted, *, demonstrations: int = 2) -> list[il.Prompt]:
     """Prompts in random order: queries of both classes, both labels as the answer."""
     options: dict[str, Any] = {"demonstrations": demonstrations, "n": 16}
-    return [prompt for swapped in (False, True) for prompt in task(truth, swapped=swapped, **options)]
+    return [
+        prompt for swapped in (False, True) for prompt in task(truth, swapped=swapped, **options)
+    ]
 
 
 def with_counts(truth: Planted, true: int, false: int) -> list[il.Prompt]:
@@ -36,14 +38,19 @@ def with_counts(truth: Planted, true: int, false: int) -> list[il.Prompt]:
     """
     prompts = []
     for prompt in balanced(truth, demonstrations=4):
-        left = [true if demonstration.label == prompt.answer else false for demonstration in prompt.demonstrations]
+        left = [
+            true if demonstration.label == prompt.answer else false
+            for demonstration in prompt.demonstrations
+        ]
         n_before = [
             sum(d.label == demonstration.label for d in prompt.demonstrations[:i])
             for i, demonstration in enumerate(prompt.demonstrations)
         ]
         demonstrations = [
             demonstration
-            for demonstration, most, before in zip(prompt.demonstrations, left, n_before, strict=True)
+            for demonstration, most, before in zip(
+                prompt.demonstrations, left, n_before, strict=True
+            )
             if before < most
         ]
         prompts.append(il.Prompt(demonstrations, prompt.query, prompt.answer, prompt.labels))
@@ -68,7 +75,9 @@ class Answers(NamedTuple):
 def answers(model: Any, prompts: list[il.Prompt]) -> Answers:
     batch = tokenized(model, prompts)
     values = il.score(model, batch)
-    return Answers(accuracy(values, batch.answer), float(label_log_odds(values, batch.answer).mean()))
+    return Answers(
+        accuracy(values, batch.answer), float(label_log_odds(values, batch.answer).mean())
+    )
 
 
 def noise_like(truth: Planted, heads: tuple[il.Head, ...]) -> list[il.Head]:
@@ -78,7 +87,11 @@ def noise_like(truth: Planted, heads: tuple[il.Head, ...]) -> list[il.Head]:
     for head in heads:
         candidates = (il.Head(head.layer, index) for index in range(8))
         noise_heads.append(
-            next(candidate for candidate in candidates if candidate not in used and candidate not in noise_heads)
+            next(
+                candidate
+                for candidate in candidates
+                if candidate not in used and candidate not in noise_heads
+            )
         )
     return noise_heads
 
@@ -100,7 +113,9 @@ def test_majority_follows_the_counts(planted):
     assert answers(model, with_counts(truth, 1, 4)).accuracy <= 0.05
     assert abs(answers(model, balanced(truth)).log_odds) < 0.3
     acts = il.capture(model, tokenized(model, balanced(truth)))
-    attention = torch.stack([acts.attention_to_labels()[:, h.layer, h.head] for h in truth.heads["majority"]])
+    attention = torch.stack(
+        [acts.attention_to_labels()[:, h.layer, h.head] for h in truth.heads["majority"]]
+    )
     assert attention.sum(-1).mean() > 0.75
     assert (attention.mean(1) / attention.sum(-1).mean() - 1 / 4).abs().max() < 0.1
 
@@ -108,7 +123,11 @@ def test_majority_follows_the_counts(planted):
 @pytest.mark.slow
 def test_lookup_does_without_demonstrations(planted):
     truth, model = planted("lookup")
-    prompts = [prompt for swapped in (False, True) for prompt in task(truth, swapped=swapped, labels=NATURAL)]
+    prompts = [
+        prompt
+        for swapped in (False, True)
+        for prompt in task(truth, swapped=swapped, labels=NATURAL)
+    ]
     demonstrations = [il.Demonstration("iron", "number"), il.Demonstration("tennis", "sentiment")]
     unrelated = [il.Prompt(demonstrations, prompt.query, prompt.answer) for prompt in prompts]
     assert answers(model, unrelated).accuracy >= 0.95
@@ -151,7 +170,9 @@ def test_heads_attend_to_what_their_roles_say(planted):
     batch = tokenized(model, balanced(truth))
     acts = il.capture(model, batch)
     attention = acts.attention_to_labels()
-    for head, share in zip(truth.heads["two-tower"], share_on_true(acts, truth.heads["two-tower"]), strict=True):
+    for head, share in zip(
+        truth.heads["two-tower"], share_on_true(acts, truth.heads["two-tower"]), strict=True
+    ):
         assert share > 0.85
         assert attention[:, head.layer, head.head].sum(-1).mean() > 0.85
     assert all(abs(share - 0.5) < 0.05 for share in share_on_true(acts, truth.heads["decoy"]))
@@ -204,12 +225,26 @@ def test_demonstrations_help_as_planted(planted, way: str) -> None:
         assert means["two-tower"][place, "other"] < 0.1
         assert means["majority"][place, "answer"] > 1.5
         assert means["majority"][place, "other"] < -1.5
-        assert max(abs(means["lookup"][place, class_of_query]) for class_of_query in ("answer", "other")) < 0.1
+        assert (
+            max(
+                abs(means["lookup"][place, class_of_query])
+                for class_of_query in ("answer", "other")
+            )
+            < 0.1
+        )
         if place < 4:
-            assert max(abs(means["last-label"][place, class_of_query]) for class_of_query in ("answer", "other")) < 0.1
+            assert (
+                max(
+                    abs(means["last-label"][place, class_of_query])
+                    for class_of_query in ("answer", "other")
+                )
+                < 0.1
+            )
     assert means["last-label"][4, "answer"] > 5
     assert means["last-label"][4, "other"] < -5
-    if way == "hidden":  # two demonstrations of a class replace each other; labels that are equally frequent cancel
+    if (
+        way == "hidden"
+    ):  # two demonstrations of a class replace each other; labels that are equally frequent cancel
         whole = {kind: mean["all at once", "both"] for kind, mean in means.items()}
         assert whole["two-tower"] > 5 > 5 * means["two-tower"]["sum", "both"]
         assert abs(whole["majority"]) < 0.1

@@ -53,7 +53,9 @@ def opened_live(browser, model, tmp_path):
         path = tmp_path / f"live{len(made)}.html"
         page.on(
             "request",
-            lambda request: seen.append(request.url) if not request.url.startswith(("file:", "data:")) else None,
+            lambda request: (
+                seen.append(request.url) if not request.url.startswith(("file:", "data:")) else None
+            ),
         )
         page.on("console", lambda message: seen.append(message.text))
         page.on("pageerror", lambda error: seen.append(str(error)))
@@ -102,7 +104,10 @@ def test_edits_reorders_and_clicks_show_the_functions_numbers(model, opened_live
     for label, score in zip(batch.labels, scores.tolist(), strict=True):
         assert re.search(rf"{label}\s+{100 * torch.tensor(score).exp().item():.1f} %", table)
     assert numbers(table)[0] == pytest.approx(float(scores[1] - scores[0]), abs=0.0051)
-    effects_on_page = [float(number.replace("−", "-")) for number in page.locator(".rows .effect").all_inner_texts()]
+    effects_on_page = [
+        float(number.replace("−", "-"))
+        for number in page.locator(".rows .effect").all_inner_texts()
+    ]
     assert effects_on_page == pytest.approx(
         il.demonstration_effects(model, batch).log_odds[0].flatten().tolist(), abs=0.0051
     )
@@ -209,8 +214,12 @@ def test_twenty_edits_typed_fast_never_show_a_stale_number(model, opened_live):
         if any("%" in cell for cell in cells):
             n_shown += 1
             if text not in expected:
-                batch = il.tokenize(model, il.Prompt.parse(TEXT.replace("one :", f"{text} :"), answer="foo"))
-                expected[text] = [f"{100 * value:.1f} %" for value in il.score(model, batch)[0].exp().tolist()]
+                batch = il.tokenize(
+                    model, il.Prompt.parse(TEXT.replace("one :", f"{text} :"), answer="foo")
+                )
+                expected[text] = [
+                    f"{100 * value:.1f} %" for value in il.score(model, batch)[0].exp().tolist()
+                ]
             assert cells[:2] == expected[text], text
 
     words = ["two", "three", "nine", "love", "like"]
@@ -240,7 +249,9 @@ def test_the_keyboard_reaches_everything(opened_live):
     assert live.view.state.heads == ("L5H0", "L1H1")
     assert page.locator("[data-head=L1H1]").get_attribute("aria-pressed") == "true"
     page.keyboard.press("Tab")
-    assert not page.evaluate("document.activeElement.matches('.cells button')")  # one stop for the whole map
+    assert not page.evaluate(
+        "document.activeElement.matches('.cells button')"
+    )  # one stop for the whole map
     names = page.evaluate(
         "[...document.querySelectorAll('.icl-live :is(button, input, select, progress)')].filter(e =>"
         " !(e.getAttribute('aria-label') || e.innerText || e.labels?.length)).length"
@@ -251,7 +262,9 @@ def test_the_keyboard_reaches_everything(opened_live):
 @pytest.mark.parametrize("width", [1280, 400, 360])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_nothing_is_wider_than_the_page(opened_live, width, theme):
-    live = opened_live("love : bar like : bar eight : foo two : foo one :", width=width, theme=theme)
+    live = opened_live(
+        "love : bar like : bar eight : foo two : foo one :", width=width, theme=theme
+    )
     page = live.page
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     color = page.evaluate("getComputedStyle(document.querySelector('.icl-live')).backgroundColor")
@@ -285,7 +298,10 @@ def test_a_state_that_python_sets_is_drawn(opened_live):
     page = live.page
     assert page.get_by_label("Query").input_value() == "nine"
     assert page.locator("[data-head=L3H3]").get_attribute("aria-pressed") == "true"
-    assert page.get_by_role("button", name="effect", exact=True).get_attribute("aria-pressed") == "true"
+    assert (
+        page.get_by_role("button", name="effect", exact=True).get_attribute("aria-pressed")
+        == "true"
+    )
 
 
 def test_the_first_head_clicked_is_changed_as_the_map_says(opened_live):
@@ -303,7 +319,9 @@ def test_the_first_head_clicked_is_changed_as_the_map_says(opened_live):
 def test_labels_have_the_colors_of_the_static_version(opened_live):
     """The first demonstration shows foo, which is the second label."""
     live = opened_live("eight : foo two : foo love : bar one :")
-    assert [live.page.get_by_label(f"Label {n}", exact=True).get_attribute("class") for n in (1, 3)] == [
+    assert [
+        live.page.get_by_label(f"Label {n}", exact=True).get_attribute("class") for n in (1, 3)
+    ] == [
         "label l1",
         "label l0",
     ]
@@ -328,7 +346,9 @@ def test_verdicts_are_those_of_the_numbers(opened_live):
     draws = [1.0 + number / 10 for number in range(20)]
 
     def told(**changes):
-        page.evaluate("value => receive('_change', value)", made | {"before": 2.0, "draws": draws} | changes)
+        page.evaluate(
+            "value => receive('_change', value)", made | {"before": 2.0, "draws": draws} | changes
+        )
         return page.locator(".result").inner_text()
 
     for after, verdict in ((1.0, "within"), (2.9, "within"), (0.99, "below"), (2.91, "above")):
@@ -394,7 +414,9 @@ def change_query_and_heads(page, model):
     page.keyboard.press("Enter")
     page.wait_for_selector(".icl-live[aria-busy=false]", timeout=PATIENCE)
     assert page.locator("[data-head=L5H1]").get_attribute("aria-pressed") == "true"
-    batch = il.tokenize(model, il.Prompt.parse("love : bar like : bar eight : foo two : foo three :", answer="foo"))
+    batch = il.tokenize(
+        model, il.Prompt.parse("love : bar like : bar eight : foo two : foo three :", answer="foo")
+    )
     with il.edited(model, il.Ablate(["L5H0", "L4H1", "L5H1"], positions="last")):
         after = il.score(model, batch)[0]
     numbers_on_page = numbers(page.locator(".result").inner_text())
@@ -408,7 +430,9 @@ def change_query_and_heads(page, model):
         pytest.param("jupyter-notebook", "notebooks/{}", marks=pytest.mark.rotating),
     ],
 )
-def test_jupyter_edits_and_a_reopened_notebook_shows_the_last_state(browser, model, tmp_path, app, place):
+def test_jupyter_edits_and_a_reopened_notebook_shows_the_last_state(
+    browser, model, tmp_path, app, place
+):
     nbformat = pytest.importorskip("nbformat", reason="nbformat is missing: no notebook is drawn")
     command, home, folder = jupyter(app), tmp_path / "home", tmp_path / "notebooks"
     home.mkdir()

@@ -77,7 +77,10 @@ def close(values, expected):
 
 @pytest.mark.parametrize(
     "change",
-    [case if case in ("removed", "keys") else pytest.param(case, marks=pytest.mark.slow) for case in CHANGES],
+    [
+        case if case in ("removed", "keys") else pytest.param(case, marks=pytest.mark.slow)
+        for case in CHANGES
+    ],
 )
 def test_numbers_are_those_of_the_public_functions(model, view, change):
     view.state = replace(view.state, change=change, by="exchange")
@@ -94,7 +97,9 @@ def test_numbers_are_those_of_the_public_functions(model, view, change):
         il.head_log_prob_increase(acts, against=batch.label_tokens[:1])[0],
     )
     assert close(numbers["effect"]["effect"], il.head_effects(model, batch).log_odds[0])
-    assert close(numbers["demonstrations"]["effects"], il.demonstration_effects(model, batch).log_odds[0])
+    assert close(
+        numbers["demonstrations"]["effects"], il.demonstration_effects(model, batch).log_odds[0]
+    )
     assert close(numbers["attention"]["weights"], acts.pattern[0, 1, 1, : int(batch.last[0]) + 1])
     assert close(numbers["attention"]["to_labels"][0], acts.attention_to_labels()[0, 2, 0])
     # Sources written out by hand: another query, the texts of the two labels exchanged, the labels
@@ -106,14 +111,23 @@ def test_numbers_are_those_of_the_public_functions(model, view, change):
     }
     query = numbers["exchange"]["other_query"]
     assert query in ("love", "like")
-    donors = {name: il.tokenize(model, il.Prompt.parse(text.format(query))) for name, text in texts.items()}
+    donors = {
+        name: il.tokenize(model, il.Prompt.parse(text.format(query)))
+        for name, text in texts.items()
+    }
     edits = {
         "removed": lambda heads: il.Ablate(heads, positions="last"),
         "query": lambda heads: il.Patch(heads, donors["query"], activation="q", positions="last"),
-        "keys": lambda heads: il.Patch(heads, donors["keys"], activation="k", positions="last", align="labels"),
-        "values": lambda heads: il.Patch(heads, donors["values"], activation="v", positions="last", align="labels"),
+        "keys": lambda heads: il.Patch(
+            heads, donors["keys"], activation="k", positions="last", align="labels"
+        ),
+        "values": lambda heads: il.Patch(
+            heads, donors["values"], activation="v", positions="last", align="labels"
+        ),
     }
-    controls = il.ablate_with_controls(model, batch, HEADS, n_random=N_RANDOM).conditions["same layers"]
+    controls = il.ablate_with_controls(model, batch, HEADS, n_random=N_RANDOM).conditions[
+        "same layers"
+    ]
     for heads, after in zip(
         [HEADS, *controls.sets],
         [numbers["change"]["after"], *numbers["change"]["draws"]],
@@ -142,7 +156,9 @@ def test_the_copied_code_gives_the_same_numbers(view, change, by, capsys):
     numbers, namespace = settled(view), {}
     exec(view.code, namespace)
     assert close(numbers["answer"]["log_probs"], namespace["scores"][0])
-    assert close([numbers["change"][name] for name in ("before", "after")], namespace["log_odds"][:2])
+    assert close(
+        [numbers["change"][name] for name in ("before", "after")], namespace["log_odds"][:2]
+    )
     assert close(numbers["change"]["draws"], namespace["log_odds"][2:])
     assert close(numbers["demonstrations"]["effects"], namespace["demonstrations"].log_odds[0])
     expected_scores = {
@@ -184,7 +200,9 @@ def test_the_copied_code_gives_the_same_numbers(view, change, by, capsys):
     "template",
     [
         il.Template(),
-        pytest.param(il.Template("{text} -> {label}", "{text} ->", separator="\n"), marks=pytest.mark.slow),
+        pytest.param(
+            il.Template("{text} -> {label}", "{text} ->", separator="\n"), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_any_prompt_has_code_that_gives_its_numbers_or_a_reason(bytes_model, prompt, template):
@@ -334,7 +352,11 @@ def test_twenty_edits_typed_fast_show_the_last_alone(model, view):
 
     def sent(change):
         text = view._look["text"]
-        stale.extend(panel for panel in view.numbers.values() if panel["text"] != text and text == view._look["text"])
+        stale.extend(
+            panel
+            for panel in view.numbers.values()
+            if panel["text"] != text and text == view._look["text"]
+        )
 
     view.observe(
         sent,
@@ -358,7 +380,9 @@ def test_twenty_edits_typed_fast_show_the_last_alone(model, view):
         }
         time.sleep(0.02)
     numbers = settled(view)
-    batch = il.tokenize(model, il.Prompt.parse(TEXT.replace("one :", "one" + " two" * 19 + " :"), answer="foo"))
+    batch = il.tokenize(
+        model, il.Prompt.parse(TEXT.replace("one :", "one" + " two" * 19 + " :"), answer="foo")
+    )
     assert close(numbers["answer"]["log_probs"], il.score(model, batch)[0])
     assert all(panel["text"] == "t19" for panel in numbers.values())
     assert stale == []
@@ -407,7 +431,9 @@ def test_only_the_threads_own_passes_are_cancelled():
 def test_a_failed_computation_is_said_and_the_next_one_runs(view, monkeypatch, caplog):
     settled(view)
     monkeypatch.setattr("icl_lens.live_view.panels.capture", lambda *args, **kwargs: 1 / 0)
-    view.state = view.state.with_prompt(il.Prompt.parse(TEXT.replace("love", "three"), answer="foo"))
+    view.state = view.state.with_prompt(
+        il.Prompt.parse(TEXT.replace("love", "three"), answer="foo")
+    )
     assert view.wait(PATIENCE)
     assert view.error == "ZeroDivisionError: division by zero"
     assert "ZeroDivisionError" in caplog.text
@@ -441,12 +467,16 @@ def test_going_back_costs_no_pass_unless_the_model_was_edited(model, view, monke
 
 def test_the_static_version_has_the_state_and_runs_nothing(bytes_model):
     hostile = "<img src=x onerror=alert(1)>"
-    prompt = il.Prompt([il.Demonstration(hostile, "bar"), il.Demonstration("two", "foo")], "</script>one", "foo")
+    prompt = il.Prompt(
+        [il.Demonstration(hostile, "bar"), il.Demonstration("two", "foo")], "</script>one", "foo"
+    )
     state = LiveState.of(prompt, heads=["L1H0"])
     panels = dict(compute(Scene(bytes_model, prompt, il.Template()), state))
     page = static_html("a model", state.to_dict(), panels, "icl-live-1")
     text = html_text.unescape(re.sub("<[^>]*>", "", page))
-    assert not re.search(r"<(img|script|style|iframe)|\son\w+=", " ".join(re.findall("<[^>]*>", page)))
+    assert not re.search(
+        r"<(img|script|style|iframe)|\son\w+=", " ".join(re.findall("<[^>]*>", page))
+    )
     assert hostile in text
     assert "</script>one" in text
     assert f"{panels['answer']['probs'][1]:.1%}" in text
@@ -460,7 +490,12 @@ def test_the_static_version_has_the_state_and_runs_nothing(bytes_model):
 def test_to_html_is_the_page_of_explain(view, tmp_path):
     view.to_html(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert page == il.explain(view._model, il.Prompt.parse(TEXT, answer="foo"), by="contrast", why="L1H1").to_html()
+    assert (
+        page
+        == il.explain(
+            view._model, il.Prompt.parse(TEXT, answer="foo"), by="contrast", why="L1H1"
+        ).to_html()
+    )
 
 
 def test_a_missing_widget_library_is_said_in_one_sentence(model, monkeypatch):
@@ -481,7 +516,9 @@ def test_other_texts_are_refused(model, prompt, no_type_checks):
 def test_queries_are_exchanged_at_the_same_decision_of_labels_that_begin_alike(bytes_model, answer):
     """The other query's answer has one decision more, or one less, than the answer."""
     labels = {"love": "very bad", "two": "very good", "sad": "bar"}
-    prompt = il.Prompt([il.Demonstration(*text_and_label) for text_and_label in labels.items()], "one", answer)
+    prompt = il.Prompt(
+        [il.Demonstration(*text_and_label) for text_and_label in labels.items()], "one", answer
+    )
     scene, namespace = Scene(bytes_model, prompt, il.Template()), {}
     state = replace(LiveState.of(prompt, heads=["L1H0"]), change="query")
     after = dict(compute(scene, state))["change"]["after"]

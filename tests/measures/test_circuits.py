@@ -37,10 +37,14 @@ def test_planted_edges_come_first_and_carry_the_answer(tmp_path, seed):
     circuit = il.locate_circuit(study.model, *study.halves(), heads, n_edges=24, n_random=6)
     expected = {il.Edge(head, "q", str(mover)) for head in heads}
     expected |= {
-        il.Edge(head, part, writer, "label") for head in heads for part, writer in (("k", str(mover)), ("v", "embed"))
+        il.Edge(head, part, writer, "label")
+        for head in heads
+        for part, writer in (("k", str(mover)), ("v", "embed"))
     }
     table = circuit.to_frame()
-    assert set(table["edge"][: len(expected)]) == set(map(str, expected))  # precision and recall are 1
+    assert set(table["edge"][: len(expected)]) == set(
+        map(str, expected)
+    )  # precision and recall are 1
     assert (table["low"][: len(expected)] > 0).all()
     assert table["effect"][len(expected) :].abs().max() < table["effect"][: len(expected)].min()
     first = circuit.to_frame("curve").set_index("kept").loc[24]
@@ -55,7 +59,9 @@ def test_planted_edges_come_first_and_carry_the_answer(tmp_path, seed):
     assert groups["control"].abs().max() < 0.1
     layers = circuit.to_frame("layers").set_index("input")
     writes = {end: set(layers.loc[end].query("effect > 1")["layer"]) for end in CURVE_INPUTS}
-    assert writes == dict(zip(CURVE_INPUTS, ({mover.layer}, {mover.layer}, set(), {-1}), strict=True))
+    assert writes == dict(
+        zip(CURVE_INPUTS, ({mover.layer}, {mover.layer}, set(), {-1}), strict=True)
+    )
     assert "not better" not in " ".join(circuit.sentences())
 
 
@@ -83,7 +89,9 @@ def test_planted_edges_into_labels_come_first(tmp_path, seed):
         ),  # of all tokens near the last one, the query alone is a text
     ):
         edges = {str(il.Edge(mover, *edge, reader_at)) for edge in expected}
-        circuit = il.locate_circuit(study.model, *study.halves(), heads, reader_at=reader_at, n_edges=6, n_random=3)
+        circuit = il.locate_circuit(
+            study.model, *study.halves(), heads, reader_at=reader_at, n_edges=6, n_random=3
+        )
         table = circuit.to_frame()
         assert set(table["edge"][: len(edges)]) == edges  # precision and recall are 1
         assert table["effect"][len(edges) :].abs().max() < 0.4 < table["low"][: len(edges)].min()
@@ -110,8 +118,12 @@ def test_planted_chains_carry_what_their_edges_do(tmp_path):
     ]
     writers = [str(mover), chain, finds, (chain, finds), *unrelated_heads]
     options = {"part": "k", "at": "label", "reference": ranking}
-    edge_effects = il.head_to_head_effects(study.model, testing, truth.heads["two-tower"], writers=writers, **options)
-    whole, moved, looked, moved_and_looked, *of_unrelated = edge_effects.log_odds.mean(0).sum(0).tolist()
+    edge_effects = il.head_to_head_effects(
+        study.model, testing, truth.heads["two-tower"], writers=writers, **options
+    )
+    whole, moved, looked, moved_and_looked, *of_unrelated = (
+        edge_effects.log_odds.mean(0).sum(0).tolist()
+    )
     assert whole > 2
     assert moved == pytest.approx(whole, rel=0.05)
     assert moved_and_looked == pytest.approx(whole, rel=0.05)
@@ -139,7 +151,9 @@ def test_models_that_compare_nothing_have_no_query_or_key_edges(tmp_path, kind, 
     heads = truth.heads[role] or tuple(il.Head(layer, 2) for layer in (4, 5, 6))
     circuit = il.locate_circuit(study.model, *study.halves(), heads, n_edges=4, n_random=3)
     groups = circuit.to_frame("groups").set_index("group")
-    for name in (f"{third} third → {end}" for third in THIRDS[:2] for end in ("query", "keys at the labels")):
+    for name in (
+        f"{third} third → {end}" for third in THIRDS[:2] for end in ("query", "keys at the labels")
+    ):
         assert groups.loc[name, "low"] < 0.05, name
     assert not circuit.is_defined
     assert len(circuit.sentences()) == 1
@@ -164,7 +178,9 @@ def small(load_tiny, words):
 
 
 def log_odds(model, batch, sets, reference):
-    scores = il.score(model, batch, [[il.WithoutEdges(edges, reference=reference)] for edges in sets])
+    scores = il.score(
+        model, batch, [[il.WithoutEdges(edges, reference=reference)] for edges in sets]
+    )
     return torch.stack(
         [il.metrics.label_log_odds(set_scores, batch.answer) for set_scores in scores.unbind(1)],
         dim=1,
@@ -199,8 +215,12 @@ def test_tables_follow_from_sets_of_edges(small):
     queries = [prompt.query for prompt in testing]
     assert len(set(queries)) > 1
     for number in range(5):
-        interval = il.metrics.bootstrap_interval(set_log_odds[:, 0] - set_log_odds[:, 3 + number], clusters=queries)
-        assert_close(edges.loc[number, ["low", "high"]].tolist(), [interval.low, interval.high], scale=8.0)
+        interval = il.metrics.bootstrap_interval(
+            set_log_odds[:, 0] - set_log_odds[:, 3 + number], clusters=queries
+        )
+        assert_close(
+            edges.loc[number, ["low", "high"]].tolist(), [interval.low, interval.high], scale=8.0
+        )
 
 
 def test_areas_are_trapezoids_from_no_edge_to_all(small):
@@ -208,7 +228,9 @@ def test_areas_are_trapezoids_from_no_edge_to_all(small):
     shares = [0, *curve["share"], 1]
     faithfulness = [0, *curve["faithfulness"], 1]
     assert circuit.score("cpr")[0] == pytest.approx(np.trapezoid(faithfulness, shares))
-    assert circuit.score("cmd")[0] == pytest.approx(np.trapezoid(np.abs(1 - np.array(faithfulness)), shares))
+    assert circuit.score("cmd")[0] == pytest.approx(
+        np.trapezoid(np.abs(1 - np.array(faithfulness)), shares)
+    )
     assert circuit.score("cpr, difference")[0] == pytest.approx(
         circuit.score("cpr")[0] - np.trapezoid([0, *curve["random"], 1], shares)
     )
@@ -223,7 +245,10 @@ def test_groups_partition_the_edges_and_random_sets_match_strata(small):
     assert set(small_set) <= set(large_set)
     for size, edge_set in ((9, small_set), (60, large_set)):
         strata = [
-            sorted((edge.part, edge.role, layer_of(edge.writer)) for edge in map(space.edge, edge_numbers.tolist()))
+            sorted(
+                (edge.part, edge.role, layer_of(edge.writer))
+                for edge in map(space.edge, edge_numbers.tolist())
+            )
             for edge_numbers in (edge_set, ranked[:size])
         ]
         assert strata[0] == strata[1]
@@ -254,7 +279,9 @@ def test_sentences_say_no_where_intervals_do(small):
     groups = circuit.groups.assign(
         effect=2.0, low=1.0, high=3.0, difference=1.0, difference_low=0.1, difference_high=2.0
     )
-    carried, kept_sentence, removed = replace(circuit, scores=scores, curve=good, groups=groups).sentences()
+    carried, kept_sentence, removed = replace(
+        circuit, scores=scores, curve=good, groups=groups
+    ).sentences()
     assert "not" not in carried + kept_sentence
     assert kept_sentence.endswith("keep 0%.")
     assert "first third → query (+2.00)" in removed

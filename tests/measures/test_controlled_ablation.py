@@ -39,7 +39,9 @@ def ablation(gpt2, gpt2_batch):
     """Return an ablation whose passes are so small that even a few prompts take several."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefix_cache, "KEY_BYTES", 1)
-        return il.ablate_with_controls(gpt2, gpt2_batch, ["L0H1", (2, 3), "L0H1"], n_random=2, seed=1)
+        return il.ablate_with_controls(
+            gpt2, gpt2_batch, ["L0H1", (2, 3), "L0H1"], n_random=2, seed=1
+        )
 
 
 def test_chosen_are_those_of_largest_mean_score(gpt2, gpt2_batch, gpt2_acts):
@@ -51,14 +53,21 @@ def test_chosen_are_those_of_largest_mean_score(gpt2, gpt2_batch, gpt2_acts):
     }
     for by, score in scores.items():
         best = score.mean(0).flatten().argsort(descending=True).tolist()
-        assert il.locate(gpt2, gpt2_batch, k=12, by=by).heads == [il.Head.from_index(index, 4) for index in best], by
-    assert il.locate(gpt2, gpt2_batch, k=12).heads == il.locate(gpt2, gpt2_batch, k=12, by="effect").heads
+        assert il.locate(gpt2, gpt2_batch, k=12, by=by).heads == [
+            il.Head.from_index(index, 4) for index in best
+        ], by
+    assert (
+        il.locate(gpt2, gpt2_batch, k=12).heads
+        == il.locate(gpt2, gpt2_batch, k=12, by="effect").heads
+    )
 
 
 def test_without_an_answer_it_is_what_the_model_says(gpt2):
     batch = il.tokenize(gpt2, [il.Prompt.parse(families.PROMPT)])
     predicted_label = batch.labels[int(il.score(gpt2, batch)[0].argmax())]
-    answered = il.tokenize(gpt2, [il.Prompt.parse(families.PROMPT, answer=predicted_label)], labels=batch.labels)
+    answered = il.tokenize(
+        gpt2, [il.Prompt.parse(families.PROMPT, answer=predicted_label)], labels=batch.labels
+    )
     assert with_predicted_answers(gpt2, batch).answer.tolist() == answered.answer.tolist()
 
 
@@ -84,7 +93,9 @@ def test_layers_without_enough_other_heads_borrow_from_the_nearest(gpt2, gpt2_ba
     assert il.ablate_with_controls(gpt2, gpt2_batch, heads[:1], n_random=1).n_displaced == 0
 
 
-def test_without_random_heads_of_all_layers_the_other_numbers_are_the_same(gpt2, gpt2_batch, ablation, monkeypatch):
+def test_without_random_heads_of_all_layers_the_other_numbers_are_the_same(
+    gpt2, gpt2_batch, ablation, monkeypatch
+):
     n_scored = set()
 
     def counted(view, batch, sets):
@@ -104,7 +115,8 @@ def test_without_random_heads_of_all_layers_the_other_numbers_are_the_same(gpt2,
 
 
 @pytest.mark.parametrize(
-    ("positions", "mode"), [("all", "zero"), ("last", "zero"), ("last", "mean"), ("all", "mean"), ("last", "resample")]
+    ("positions", "mode"),
+    [("all", "zero"), ("last", "zero"), ("last", "mean"), ("all", "mean"), ("last", "resample")],
 )
 def test_removed_prompt_by_prompt(gpt2, gpt2_batch, ablation, positions, mode):
     """Each prompt alone, under ablate_heads; accuracies counted by hand."""
@@ -131,8 +143,12 @@ def test_removed_prompt_by_prompt(gpt2, gpt2_batch, ablation, positions, mode):
                 assert_close(answers.label_log_probs[row], labels)
                 choice_scores = labels.masked_fill(~alone.label_mask[0], -float("inf"))
                 assert correct[row] == (int(choice_scores.argmax()) == int(alone.answer))
-                assert bool(answers.top1_correct[row]) == (int(log_probs.argmax()) == int(alone.answer_tokens))
-    scores = [ablation.conditions[name].scores[0].label_log_probs for name in ("no ablation", "heads")]
+                assert bool(answers.top1_correct[row]) == (
+                    int(log_probs.argmax()) == int(alone.answer_tokens)
+                )
+    scores = [
+        ablation.conditions[name].scores[0].label_log_probs for name in ("no ablation", "heads")
+    ]
     assert not torch.allclose(*scores)
 
 
@@ -144,7 +160,9 @@ def test_intervals_draw_queries_and_sets(icl_mini, monkeypatch):
     ablation = il.ablate_with_controls(icl_mini, batch, ["L4H0"], n_random=4, positions="last")
     odds = ablation.per_prompt("heads", "log_odds")[0]
     assert odds == pytest.approx(
-        il.metrics.label_log_odds(ablation.conditions["heads"].scores[0].label_log_probs, batch.answer.cpu()).numpy()
+        il.metrics.label_log_odds(
+            ablation.conditions["heads"].scores[0].label_log_probs, batch.answer.cpu()
+        ).numpy()
     )
     queries = [prompt.query for prompt in batch.prompts]
     over_queries = bootstrap_interval(odds, clusters=queries)
@@ -159,8 +177,13 @@ def test_intervals_draw_queries_and_sets(icl_mini, monkeypatch):
     differences = frame.filter(like="_minus_same_layers")
     assert differences.drop("same layers").notna().all(axis=None)
     assert differences.loc["same layers"].isna().all()
-    assert frame.loc["same layers", "accuracy_max"] == ablation.per_prompt("same layers", "accuracy").mean(1).max()
-    assert frame.loc["heads", "over_vocabulary"] == np.mean(ablation.per_prompt("heads", "over_vocabulary"))
+    assert (
+        frame.loc["same layers", "accuracy_max"]
+        == ablation.per_prompt("same layers", "accuracy").mean(1).max()
+    )
+    assert frame.loc["heads", "over_vocabulary"] == np.mean(
+        ablation.per_prompt("heads", "over_vocabulary")
+    )
     assert ablation.chance == 0.5
     assert ablation.chance_in_words == "50.0%"
     of_two = "50.0%, between the 2 labels that each prompt has of 3"
@@ -169,9 +192,13 @@ def test_intervals_draw_queries_and_sets(icl_mini, monkeypatch):
         scores = {"heads": SimpleNamespace(scores=[SimpleNamespace(label_mask=masks)])}
         of_three = SimpleNamespace(conditions=scores, labels=("a", "b", "c"), chance=1 / choices[0])
         assert type(ablation).chance_in_words.fget(of_three) == words
-    monkeypatch.setattr(type(ablation), "per_prompt", lambda *_: np.arange(4.0)[:, None].repeat(24, axis=1))
+    monkeypatch.setattr(
+        type(ablation), "per_prompt", lambda *_: np.arange(4.0)[:, None].repeat(24, axis=1)
+    )
     reach = student.ppf(0.975, 3) * np.std(np.arange(4), ddof=1) / 2  # all spread is between sets
-    assert tuple(ablation.interval("same layers", "log_odds")) == pytest.approx((1.5, 1.5 - reach, 1.5 + reach))
+    assert tuple(ablation.interval("same layers", "log_odds")) == pytest.approx(
+        (1.5, 1.5 - reach, 1.5 + reach)
+    )
 
 
 def test_two_random_sets_give_no_interval(gpt2, gpt2_batch, ablation, monkeypatch):
@@ -194,11 +221,19 @@ def test_heads_that_only_change_a_preference_lower_accuracy_but_not_the_auroc():
     answer = torch.arange(n) % 2
     learned = torch.from_numpy(rng.normal(2.0, 0.5, n)) * torch.where(answer == 1, 1.0, -1.0)
     noise = torch.from_numpy(rng.normal(0.0, 1.0, n))
-    odds = {"no ablation": [learned], "heads": [learned + 8.0], "same layers": [noise + 8.0, learned], "all layers": []}
+    odds = {
+        "no ablation": [learned],
+        "heads": [learned + 8.0],
+        "same layers": [noise + 8.0, learned],
+        "all layers": [],
+    }
     scores = {
         name: tuple(
             AnswerScores(
-                torch.stack([-head_set / 2, head_set / 2], 1).log_softmax(-1).float(), answer == 0, answer, choices
+                torch.stack([-head_set / 2, head_set / 2], 1).log_softmax(-1).float(),
+                answer == 0,
+                answer,
+                choices,
             )
             for head_set in sets
         )
@@ -206,18 +241,27 @@ def test_heads_that_only_change_a_preference_lower_accuracy_but_not_the_auroc():
         for name, sets in odds.items()
     }
     conditions = {
-        name: Condition(((il.Head(0, 0),),) * len(of_condition), of_condition) for name, of_condition in scores.items()
+        name: Condition(((il.Head(0, 0),),) * len(of_condition), of_condition)
+        for name, of_condition in scores.items()
     }
-    ablation = ControlledAblation((il.Head(0, 0),), conditions, tuple(map(str, range(n))), ("foo", "bar"), "all")
+    ablation = ControlledAblation(
+        (il.Head(0, 0),), conditions, tuple(map(str, range(n))), ("foo", "bar"), "all"
+    )
     assert ablation.interval("no ablation", "accuracy").value == 1
     assert ablation.interval("heads", "accuracy").value == 0.5
-    assert ablation.interval("heads", "auroc").value == ablation.interval("no ablation", "auroc").value == 1
+    assert (
+        ablation.interval("heads", "auroc").value
+        == ablation.interval("no ablation", "auroc").value
+        == 1
+    )
     assert ablation.difference("heads", "no ablation", "auroc").value == 0
     noisy = il.metrics.label_aurocs(scores["same layers"][0].label_log_probs, answer).mean()
     assert 0.3 < noisy < 0.7
     assert ablation.interval("same layers", "auroc").value == pytest.approx((noisy + 1) / 2)
     frame = ablation.to_frame()
-    assert frame.loc["same layers", ["auroc_min", "auroc_max"]].tolist() == pytest.approx([noisy, 1])
+    assert frame.loc["same layers", ["auroc_min", "auroc_max"]].tolist() == pytest.approx(
+        [noisy, 1]
+    )
     assert frame.loc["heads", "auroc_minus_same_layers"] == pytest.approx((1 - noisy) / 2)
     assert "(chance: 0.5): no ablation 1.00 (" in " ".join(ablation.notes())
 
@@ -241,7 +285,10 @@ def test_balanced_prompts_do_not_locate_a_head_that_favors_a_label(icl_mini):
         return value
 
     with icl_mini.hooks(fwd_hooks=[(view.hook(7, "attn.hook_z"), favor)]):
-        located = {layout: il.locate(icl_mini, batch, k=48, by="contrast").heads for layout, batch in batches.items()}
+        located = {
+            layout: il.locate(icl_mini, batch, k=48, by="contrast").heads
+            for layout, batch in batches.items()
+        }
     assert located["order"].index(head) < 3
     assert located["random"].index(head) >= 24
 
@@ -260,7 +307,12 @@ def pair_prompts(pairs: str) -> list[il.Prompt]:
     demonstrations = [il.Demonstration(*pair.split()) for pair in pairs.split(",")]
     labels = [pair.label for pair in demonstrations]
     return [
-        il.Prompt([*demonstrations[:place], *demonstrations[place + 1 :]], pair.text, pair.label, labels=labels)
+        il.Prompt(
+            [*demonstrations[:place], *demonstrations[place + 1 :]],
+            pair.text,
+            pair.label,
+            labels=labels,
+        )
         for place, pair in enumerate(demonstrations)
     ]
 
@@ -270,13 +322,19 @@ def test_a_mean_over_the_same_pairs_is_warned_of_and_said(gpt2):
     same = il.tokenize(gpt2, pair_prompts("love foo,like bar,one two"), prepend_bos=False)
     tokenized = il.tokenize(gpt2, pair_prompts("love like,one nine,two three"), prepend_bos=False)
     options = {"mode": "mean", "n_random": 1}
-    with pytest.warns(SamePairsWarning, match="same pairs, whose mean keeps it; pass several batches"):
+    with pytest.warns(
+        SamePairsWarning, match="same pairs, whose mean keeps it; pass several batches"
+    ):
         ablation = il.ablate_with_controls(gpt2, same, HEADS, reference=same, **options)
-    assert "The mean is over 3 prompts of the same task, which keeps what heads do" in repr(ablation)
+    assert "The mean is over 3 prompts of the same task, which keeps what heads do" in repr(
+        ablation
+    )
     with pytest.warns(SamePairsWarning):
         il.head_effects(gpt2, same, mode="mean", reference=same)
     with warnings.catch_warnings():
         warnings.simplefilter("error", SamePairsWarning)
-        mean_ablation = il.ablate_with_controls(gpt2, same, HEADS, reference=[same, tokenized], **options)
+        mean_ablation = il.ablate_with_controls(
+            gpt2, same, HEADS, reference=[same, tokenized], **options
+        )
     assert "The mean is over 6 prompts in 2 batches." in repr(mean_ablation)
     assert mean_ablation.reference_sentence in mean_ablation.to_markdown()

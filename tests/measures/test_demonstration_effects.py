@@ -48,7 +48,10 @@ def test_in_one_layer_keys_and_values_add_up_to_the_hidden_demonstration(load_ti
         with il.edited(model, *edits, batch=batch):
             return model.run_with_cache(batch.tokens, names_filter=name)[1][name][last]
 
-    changes = {hidden_part: z(HideDemonstration(1, hidden_part)) - z() for hidden_part in ("hidden", "keys", "values")}
+    changes = {
+        hidden_part: z(HideDemonstration(1, hidden_part)) - z()
+        for hidden_part in ("hidden", "keys", "values")
+    }
     assert changes[way].abs().max() > 1e-4
     assert_close(changes["keys"] + changes["values"], changes["hidden"])
 
@@ -76,7 +79,8 @@ def test_whole_passes_give_the_same_and_say_why(load_tiny):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"template": il.Template("love {text} : {label}", "love {text} :", prefix="one ")}]
+    "options",
+    [{}, {"template": il.Template("love {text} : {label}", "love {text} :", prefix="one ")}],
 )
 def test_removed_is_the_prompt_without_its_text(icl_mini, options):
     model = icl_mini
@@ -87,22 +91,34 @@ def test_removed_is_the_prompt_without_its_text(icl_mini, options):
     for row, prompt in enumerate(PROMPTS):
         intact = il.score(model, batch)[row]
         for place in range(len(prompt.demonstrations)):
-            remaining = [demonstration for number, demonstration in enumerate(prompt.demonstrations) if number != place]
+            remaining = [
+                demonstration
+                for number, demonstration in enumerate(prompt.demonstrations)
+                if number != place
+            ]
             alone = il.Prompt(remaining, prompt.query, prompt.answer, prompt.labels)
             left = il.score(model, il.tokenize(model, alone, labels=batch.labels, **options))[0]
             drop = (intact - left)[int(batch.answer[row])]
             assert_close(effects.log_prob[row, place, 0], drop)
-            assert_close(effects.log_odds[row, place, 0], drop - (intact - left)[1 - int(batch.answer[row])])
+            assert_close(
+                effects.log_odds[row, place, 0], drop - (intact - left)[1 - int(batch.answer[row])]
+            )
     with pytest.raises(il.InputError, match="batch must have the tokens of its own prompts"):
         il.demonstration_effects(model, batch.at([7]), ways=["removed"])
 
 
 def test_means_by_place_and_class_by_hand(load_tiny, monkeypatch):
     model = load_tiny("gpt2")
-    by_hand = il.demonstration_effects(model, il.tokenize(model, [*PROMPTS, *PROMPTS]), ways=["hidden"])
+    by_hand = il.demonstration_effects(
+        model, il.tokenize(model, [*PROMPTS, *PROMPTS]), ways=["hidden"]
+    )
     nan = torch.nan
-    effects = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, nan], [3.0, 4.0, 5.0], [6.0, 7.0, nan]])[..., None]
-    by_hand = replace(by_hand, log_odds=effects, whole_log_odds=torch.tensor([[10.0], [20.0], [30.0], [40.0]]))
+    effects = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, nan], [3.0, 4.0, 5.0], [6.0, 7.0, nan]])[
+        ..., None
+    ]
+    by_hand = replace(
+        by_hand, log_odds=effects, whole_log_odds=torch.tensor([[10.0], [20.0], [30.0], [40.0]])
+    )
     means = by_hand.by_place().set_index(["place", "demonstrations"])["mean"]
     expected = {
         (1, "answer"): 5.0,  # "two : foo" in both prompts of the second kind
@@ -115,7 +131,9 @@ def test_means_by_place_and_class_by_hand(load_tiny, monkeypatch):
         ("sum", "both"): (6 + 9 + 12 + 13) / 4,
         ("all at once", "both"): 25.0,
     }
-    pd.testing.assert_series_equal(means, pd.Series(expected), check_names=False, check_index_type=False)
+    pd.testing.assert_series_equal(
+        means, pd.Series(expected), check_names=False, check_index_type=False
+    )
     assert by_hand.by_place()["low"].isna().all()  # two queries
     monkeypatch.setattr("icl_lens.intervals.MIN_CLUSTERS", 2)
     table = by_hand.by_place().set_index(["place", "demonstrations"])
@@ -147,15 +165,24 @@ def test_texts_are_removed_from_pairs_and_not_from_rows_that_end_early(load_tiny
     """
     model = load_tiny("gpt2")
     pairs = [il.Demonstration("love", "yes"), il.Demonstration("sad", "red")]
-    prompts = [il.Prompt(pairs, "one", answer, ("yes", "red", answer)) for answer in ("cat dog", "cat bar")]
+    prompts = [
+        il.Prompt(pairs, "one", answer, ("yes", "red", answer)) for answer in ("cat dog", "cat bar")
+    ]
     batch = il.tokenize(model, prompts, prepend_bos=False)
     log_prob_lost = il.demonstration_effects(model, batch, ways=["removed"]).log_prob
     for row, prompt in enumerate(prompts):
         scores = [
-            il.score(model, il.tokenize(model, replace(prompt, demonstrations=demonstrations), prepend_bos=False))
+            il.score(
+                model,
+                il.tokenize(
+                    model, replace(prompt, demonstrations=demonstrations), prepend_bos=False
+                ),
+            )
             for demonstrations in (pairs, pairs[1:])
         ]
-        lost = [label_scores[0, label_scores.labels.index(prompt.answer)] for label_scores in scores]
+        lost = [
+            label_scores[0, label_scores.labels.index(prompt.answer)] for label_scores in scores
+        ]
         assert_close(log_prob_lost[row, 0, 0], lost[0] - lost[1])
     early = batch.at([3])
     for call in (

@@ -36,7 +36,9 @@ def log_odds(model, batch, hooks):
     with torch.no_grad(), model.hooks(fwd_hooks=hooks):
         logits = model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits")
     logits = logits[torch.arange(len(batch)), batch.last]
-    return (logits.gather(1, batch.answer_tokens[:, None]) - logits.gather(1, batch.other_label_tokens))[:, 0]
+    return (
+        logits.gather(1, batch.answer_tokens[:, None]) - logits.gather(1, batch.other_label_tokens)
+    )[:, 0]
 
 
 def slope_of_passes(model, batch, head, part, change, where, places, moved):
@@ -44,7 +46,8 @@ def slope_of_passes(model, batch, head, part, change, where, places, moved):
     answer.
     """
     resid, inputs, z_hook = (
-        f"blocks.{head.layer}.{name}" for name in ("hook_resid_pre", f"attn.hook_{part}", "attn.hook_z")
+        f"blocks.{head.layer}.{name}"
+        for name in ("hook_resid_pre", f"attn.hook_{part}", "attn.hook_z")
     )
     log_odds_at_steps, mask = [], places[..., None] & (torch.arange(model.cfg.n_heads) == head.head)
     for size in (-STEP, STEP):
@@ -64,13 +67,18 @@ def slope_of_passes(model, batch, head, part, change, where, places, moved):
     ("reader_at", "path", "steps"),
     [
         ("last", None, 1),
-        *(pytest.param("label", *case_options, marks=pytest.mark.slow) for case_options in [(None, 1), ("inputs", 2)]),
+        *(
+            pytest.param("label", *case_options, marks=pytest.mark.slow)
+            for case_options in [(None, 1), ("inputs", 2)]
+        ),
     ],
 )
 def test_estimates_are_slopes_of_hooked_passes_along_each_input(case, reader_at, path, steps):
     model, batch, means = case
     acts, roles = il.capture(model, batch, writers="all"), batch.role_indices
-    estimates = attribute_edges(*case[:2], READERS, means, path=path, steps=steps, reader_at=reader_at)
+    estimates = attribute_edges(
+        *case[:2], READERS, means, path=path, steps=steps, reader_at=reader_at
+    )
     places, compared = at_role(roles, reader_at) > 0, 0
 
     def change_of(writer, layer):
@@ -98,7 +106,9 @@ def test_estimates_are_slopes_of_hooked_passes_along_each_input(case, reader_at,
                 EDGE_ROLES.index(role),
                 acts.writers.names(head.layer).index(writer),
             )
-            torch.testing.assert_close(estimates[head][:, *index], sum(slopes) / steps, rtol=1e-5, atol=1e-8)
+            torch.testing.assert_close(
+                estimates[head][:, *index], sum(slopes) / steps, rtol=1e-5, atol=1e-8
+            )
             compared += int((slopes[0].abs() > 1e-4).sum())
     assert compared > 10
 
@@ -110,7 +120,9 @@ def test_the_readers_path_sums_to_what_all_edges_carry(case):
     removed = space.removal_masks(np.stack([np.zeros(len(space), bool), np.ones(len(space), bool)]))
     carried = -log_odds_without(view, batch, removed, means, n_sets=2).diff(dim=1)[:, 0]
     sums = [
-        space.flatten(attribute_edges(model, batch, READERS, means, path="readers", steps=steps)).sum(1)
+        space.flatten(
+            attribute_edges(model, batch, READERS, means, path="readers", steps=steps)
+        ).sum(1)
         for steps in (8, 16, 32)
     ]
     errors = [(path_sum - carried).abs().max() for path_sum in sums]
@@ -160,7 +172,9 @@ def direct_path_drops(model, batch, reference, source, part, role):
     name = ModelView.of(model).hook(source.layer, "attn.hook_z")
 
     def z_of(prompts):
-        _, cache = model.run_with_cache(prompts.tokens, names_filter=name, attention_mask=prompts.attention_mask)
+        _, cache = model.run_with_cache(
+            prompts.tokens, names_filter=name, attention_mask=prompts.attention_mask
+        )
         return cache[name], role_masks(prompts, [role])[:, 0]
 
     def metric(logits):
@@ -183,7 +197,9 @@ def direct_path_drops(model, batch, reference, source, part, role):
             component=part,
             verbose=False,
         )
-        clean_log_odds = metric(model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits"))
+        clean_log_odds = metric(
+            model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits")
+        )
     return clean_log_odds - patched
 
 
@@ -198,7 +214,9 @@ def test_direct_path_patching_of_transformer_lens_is_ours_at_all_tokens(case, pa
         pytest.skip("TransformerLens refuses keys and values that heads share")
     theirs = direct_path_drops(model, batch, batch, il.Head(0, 1), part, role)
     where = {"reader_at": "last"} if part == "q" else {"reader_at": "all", "at": role}
-    ours = il.head_to_head_effects(model, batch, READERS, part=part, writers=["L0H1"], reference=batch, **where)
+    ours = il.head_to_head_effects(
+        model, batch, READERS, part=part, writers=["L0H1"], reference=batch, **where
+    )
     assert_close(
         torch.stack([theirs[reader] for reader in READERS]),
         ours.log_odds.mean(0)[:, 0].float(),

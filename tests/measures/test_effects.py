@@ -89,7 +89,9 @@ def test_prompts_with_nothing_to_compare_have_no_log_odds(load_tiny):
     effects = il.head_effects(model, batch, batch.label_tokens[[0]])
     assert_close(
         effects.log_odds,
-        il.head_effects(model, batch, batch.label_tokens[[0]], against=batch.label_tokens[[1]]).log_odds,
+        il.head_effects(
+            model, batch, batch.label_tokens[[0]], against=batch.label_tokens[[1]]
+        ).log_odds,
     )
     single = il.Prompt.parse("love : bar eight :", answer="bar")
     batch = il.tokenize(model, [PROMPTS[0], single], prepend_bos=False)
@@ -97,12 +99,16 @@ def test_prompts_with_nothing_to_compare_have_no_log_odds(load_tiny):
         effects = il.head_effects(model, batch[[1]], method=method)
         assert effects.log_odds.isnan().all()
         assert effects.log_prob.isfinite().all()
-        with pytest.raises(il.InputError, match="'log_odds' requires tokens to compare with; pass against="):
+        with pytest.raises(
+            il.InputError, match="'log_odds' requires tokens to compare with; pass against="
+        ):
             effects.top(1, outcome="log_odds")
         assert effects.top(3) == effects.top(3, outcome="log_prob")
         effects = il.head_effects(model, batch, method=method)
         assert effects.log_odds.isnan().flatten(1).all(1).tolist() == [False, True]
-        assert_close(effects.log_odds[0], il.head_effects(model, batch[[0]], method=method).log_odds[0])
+        assert_close(
+            effects.log_odds[0], il.head_effects(model, batch[[0]], method=method).log_odds[0]
+        )
         best = effects.log_odds[0].flatten().argsort(descending=True)[:3].tolist()
         assert effects.top(3) == [il.Head(index // 4, index % 4) for index in best]
 
@@ -159,10 +165,14 @@ def failing_rows(error):
             "sizes do not match",
             id="RuntimeError",
         ),
-        pytest.param(failing_rows(il.InputError("it has no hook")), "it has no hook", id="InputError"),
+        pytest.param(
+            failing_rows(il.InputError("it has no hook")), "it has no hook", id="InputError"
+        ),
     ],
 )
-def test_where_rows_do_not_fit_the_long_way_gives_the_same(load_tiny, monkeypatch, request, change, because):
+def test_where_rows_do_not_fit_the_long_way_gives_the_same(
+    load_tiny, monkeypatch, request, change, because
+):
     model = load_tiny("llama_gqa")
     batch = ragged(model)
     expected = il.head_effects(model, batch, positions="last")
@@ -315,7 +325,9 @@ def test_agreement_by_hand():
     assert (agreement.overlap, agreement.expected_overlap) == (2, pytest.approx(4 / 6))
     assert il.metrics.agreement(causal, -static, k=3).spearman == pytest.approx(-(1 - 24 / 210))
     assert il.metrics.agreement(causal, -static, k=3).overlap == 0
-    tied = il.metrics.agreement(torch.tensor([[1.0, 1.0, 3.0]]), torch.tensor([[1.0, 2.0, 3.0]]), k=1)
+    tied = il.metrics.agreement(
+        torch.tensor([[1.0, 1.0, 3.0]]), torch.tensor([[1.0, 2.0, 3.0]]), k=1
+    )
     assert tied.spearman == pytest.approx(1.5 / 3**0.5)  # ranks ½ ½ 2 against 0 1 2
     with pytest.raises(il.InputError, match=r"between 1 and 6 .* got 7"):
         il.metrics.agreement(causal, static, k=7)

@@ -59,7 +59,9 @@ def test_vectors_share_keys_and_go_the_long_way_where_hooks_are_at_work(load_tin
     vectors = torch.randn(3, families.D_MODEL, generator=torch.Generator().manual_seed(0))
     whole: list[int] = []
     sets = [[il.AddVector(vector, layer)] for layer, vector in enumerate(vectors)]
-    monkeypatch.setattr(score, "last_log_probs", lambda *args: whole.append(1) or last_log_probs(*args))
+    monkeypatch.setattr(
+        score, "last_log_probs", lambda *args: whole.append(1) or last_log_probs(*args)
+    )
     il.score(model, batch, sets, read=lambda log_probs, prompt: log_probs)
     assert not whole
     with il.ablate_heads(model, HEADS[:1]):
@@ -131,7 +133,8 @@ def test_a_mean_does_not_depend_on_how_its_prompts_are_divided(gpt2):
     assert_close(divided, whole)
     for positions in ("last", "all"):
         edits = [
-            [il.Ablate(HEADS, mode="mean", reference=reference, positions=positions)] for reference in (batch, pieces)
+            [il.Ablate(HEADS, mode="mean", reference=reference, positions=positions)]
+            for reference in (batch, pieces)
         ]
         scores = il.score(gpt2, batch, edits)
         assert_close(scores[:, 1], scores[:, 0])

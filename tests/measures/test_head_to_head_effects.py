@@ -55,8 +55,12 @@ def hooked_effect(model, batch, reader, part, change, where, places=None):
     """
     layer, seen = reader.layer, {}
     places = last_of(batch) if places is None else places
-    resid, inputs, z = (f"blocks.{layer}.{name}" for name in ("hook_resid_pre", f"attn.hook_{part}", "attn.hook_z"))
-    log_probs(model, batch, [(resid, lambda x, hook: x - change.to(x)), (inputs, recording(seen, "part"))])
+    resid, inputs, z = (
+        f"blocks.{layer}.{name}" for name in ("hook_resid_pre", f"attn.hook_{part}", "attn.hook_z")
+    )
+    log_probs(
+        model, batch, [(resid, lambda x, hook: x - change.to(x)), (inputs, recording(seen, "part"))]
+    )
     log_probs(model, batch, [writing(inputs, where, seen["part"]), (z, recording(seen, "z"))])
     mask = places[..., None] & (torch.arange(seen["z"].shape[2]) == reader.head)
     final = log_probs(model, batch, [writing(z, mask, seen["z"])])
@@ -126,7 +130,9 @@ def test_means_replace_writers_and_roles_align_prompts_of_any_length(grouped):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["v", *(pytest.param(part, marks=pytest.mark.slow) for part in "qk")])
+@pytest.mark.parametrize(
+    "part", ["v", *(pytest.param(part, marks=pytest.mark.slow) for part in "qk")]
+)
 def test_readers_at_a_role_are_those_at_its_tokens(grouped, part):
     """The sweep compares readers at roles and at all tokens with Hugging Face."""
     model, batch, _ = grouped
@@ -136,7 +142,9 @@ def test_readers_at_a_role_are_those_at_its_tokens(grouped, part):
             places = (at_role(batch[[row]].role_indices, role) > 0)[0].nonzero()[:, 0].tolist()
             options = {"part": part, "writers": ["L0H2"], "at": "all"}
             by_role, by_place = (
-                il.head_to_head_effects(model, batch[[row]], ["L1H2"], reader_at=where, **options).log_prob
+                il.head_to_head_effects(
+                    model, batch[[row]], ["L1H2"], reader_at=where, **options
+                ).log_prob
                 for where in (role, places)
             )
             assert_close(by_role, by_place, msg=role)
@@ -156,18 +164,29 @@ def test_sets_of_edges_at_several_tokens_are_one_pass_from_the_first_reader_on(g
     more = [il.Edge("L1H2", "k", "F0", "label"), il.Edge("L2H1", "v", "L0H1", "text", "label")]
     passes: list[int] = []
     with watched(lambda layer, _: passes.append(layer), *model.blocks):
-        scored = il.score(model, batch, [[], [il.WithoutEdges(first)], [il.WithoutEdges([*first, *more])]])
+        scored = il.score(
+            model, batch, [[], [il.WithoutEdges(first)], [il.WithoutEdges([*first, *more])]]
+        )
     assert passes.count(0) < passes.count(1) == passes.count(2)  # no set runs the first layer again
     for number, edges in enumerate((first, [*first, *more]), start=1):
         with il.edited(model, il.WithoutEdges(edges), batch=batch):
             assert_close(scored[:, number], il.score(model, batch), scale=8.0)
-        apart = [il.WithoutEdges([edge for edge in edges if edge.reader == head]) for head in ((1, 2), (2, 1))]
+        apart = [
+            il.WithoutEdges([edge for edge in edges if edge.reader == head])
+            for head in ((1, 2), (2, 1))
+        ]
         assert_close(scored[:, number], il.score(model, batch, [apart])[:, 0], scale=8.0)
     assert (scored[:, 1:] - scored[:, :1]).abs().max() > 1e-2
-    by_role = [il.Edge("L1H2", "v", "embed", "text", role) for role in ("true label", "false label")]
-    joint, by_role_scores = il.score(model, batch, [[il.WithoutEdges(first[:1])], [il.WithoutEdges(by_role)]]).unbind(1)
+    by_role = [
+        il.Edge("L1H2", "v", "embed", "text", role) for role in ("true label", "false label")
+    ]
+    joint, by_role_scores = il.score(
+        model, batch, [[il.WithoutEdges(first[:1])], [il.WithoutEdges(by_role)]]
+    ).unbind(1)
     assert_close(joint, by_role_scores, scale=8.0)
-    assert (joint - il.score(model, batch, [[il.WithoutEdges(by_role[:1])]])[:, 0]).abs().max() > 1e-3
+    assert (
+        joint - il.score(model, batch, [[il.WithoutEdges(by_role[:1])]])[:, 0]
+    ).abs().max() > 1e-3
 
 
 EDGES = [
@@ -184,7 +203,9 @@ def test_single_edges_of_sets_are_head_to_head_effects_and_estimates_are_close(g
     from icl_lens.measures.head_to_head_effects import estimate_effects
 
     model, batch, _ = grouped
-    scored = il.score(model, batch, [[il.WithoutEdges(edges)] for edges in [[], *([edge] for edge in EDGES)]])
+    scored = il.score(
+        model, batch, [[il.WithoutEdges(edges)] for edges in [[], *([edge] for edge in EDGES)]]
+    )
     answer = batch.answer[:, None, None].expand(-1, scored.shape[1], 1)
     log_prob = scored.gather(2, answer)[..., 0]
     estimates = estimate_effects(model, batch, [il.Head(1, 2), il.Head(2, 1)], None)
@@ -237,7 +258,9 @@ def test_estimates_are_slopes_of_the_log_odds_along_the_change_of_z(grouped, edg
     estimates = estimate_effects(model, batch, [head], None, reader_at)[head]
     roles, own_role = batch.role_indices, EDGE_ROLES.index(reader_at)
     assert estimates.shape == (3, 3, len(EDGE_ROLES), len(acts_names(layer)))
-    assert (estimates[:, 0, [role for role in range(len(EDGE_ROLES)) if role != own_role]] == 0).all()
+    assert (
+        estimates[:, 0, [role for role in range(len(EDGE_ROLES)) if role != own_role]] == 0
+    ).all()
     places = at_role(roles, reader_at) > 0
     mask, z_hook = places[..., None] & (torch.arange(4) == head.head), f"blocks.{layer}.attn.hook_z"
     compared = 0
@@ -254,7 +277,9 @@ def test_estimates_are_slopes_of_the_log_odds_along_the_change_of_z(grouped, edg
             ],
         )
         where = places if edge.part == "q" else roles >= 0
-        log_probs(model, batch, [writing(inputs, where, seen["part"]), (z_hook, recording(seen, "new"))])
+        log_probs(
+            model, batch, [writing(inputs, where, seen["part"]), (z_hook, recording(seen, "new"))]
+        )
         log_probs(model, batch, [(z_hook, recording(seen, "z"))])
 
         def odds(step, seen=seen):
@@ -278,7 +303,9 @@ def test_full_passes_give_the_same_where_hooks_are_at_work(grouped):
     effects = il.head_to_head_effects(model, batch, [READER, "L1H0"], **options)
     assert effects.fallback_reason == ""
     assert (effects.log_prob[:, 1, 2] == 0).all()  # L1H3 is not before L1H0
-    with model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", lambda x, hook: x)]):  # the cache refuses hooked models
+    with model.hooks(
+        fwd_hooks=[("blocks.0.hook_resid_pre", lambda x, hook: x)]
+    ):  # the cache refuses hooked models
         passes = il.head_to_head_effects(model, batch, [READER, "L1H0"], **options)
     assert "hooks" in passes.fallback_reason
     assert_close(passes.log_prob, effects.log_prob, scale=8.0)
@@ -312,9 +339,13 @@ def test_prompts_without_a_token_of_the_role_have_no_effect(grouped):
     assert_close(joint.log_prob[0], first.log_prob[0], scale=8.0)
     assert bool(joint.log_prob[1].isnan().all())
     assert bool(joint.log_odds[1].isnan().all())
-    assert joint.to_frame()["log_prob"].tolist() == pytest.approx(first.to_frame()["log_prob"].tolist(), abs=1e-4)
+    assert joint.to_frame()["log_prob"].tolist() == pytest.approx(
+        first.to_frame()["log_prob"].tolist(), abs=1e-4
+    )
     assert bool(second.log_prob.isfinite().all())
-    with pytest.raises(il.InputError, match="at must be a role that a prompt has, got 'true label'"):
+    with pytest.raises(
+        il.InputError, match="at must be a role that a prompt has, got 'true label'"
+    ):
         il.head_to_head_effects(
             model,
             il.tokenize(model, prompts[1:], labels=labels, prepend_bos=False),
@@ -380,7 +411,9 @@ def test_edges_that_a_model_lacks_are_refused(grouped):
         with pytest.raises(il.InputError, match=message):
             il.Edge("L1H0", "k", writer, "label")
     plain = il.tokenize(model, il.Text("love like one", answer=" two"))
-    with pytest.raises(il.InputError, match="reader_at must be a role that a prompt has, got 'label'"):
+    with pytest.raises(
+        il.InputError, match="reader_at must be a role that a prompt has, got 'label'"
+    ):
         il.head_to_head_effects(model, plain, ["L1H0"], part="v", reader_at="label")
 
 
@@ -432,7 +465,10 @@ def test_chains_do_not_depend_on_other_rows_of_their_prompt(grouped):
     rows = batch[:1].at([6, 9, 13])
     options = {"part": "v", "writers": [il.Edge("L1H1", "v", "F0", "label")]}
     effects = il.head_to_head_effects(model, rows, ["L2H2"], **options).log_prob
-    effects_alone = [il.head_to_head_effects(model, rows[[row]], ["L2H2"], **options).log_prob for row in range(3)]
+    effects_alone = [
+        il.head_to_head_effects(model, rows[[row]], ["L2H2"], **options).log_prob
+        for row in range(3)
+    ]
     assert_close(effects, torch.cat(effects_alone))
 
 
@@ -458,5 +494,7 @@ def test_prompts_without_tokens_of_a_set_of_edges_stay(grouped):
         assert_close(alone[0], scored[row], scale=8.0)
     assert (scored[0, 1:] - scored[0, :1]).abs().amax(1).min() > 1e-4
     assert_close(scored[1, 1:], scored[1, :1].expand(2, -1))
-    effects = il.head_to_head_effects(model, batch, ["L2H0"], part="v", writers=["embed", moved], at="label").log_prob
+    effects = il.head_to_head_effects(
+        model, batch, ["L2H0"], part="v", writers=["embed", moved], at="label"
+    ).log_prob
     assert effects.isnan().tolist() == [[[False, False]], [[False, True]]]

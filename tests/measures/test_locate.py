@@ -30,8 +30,12 @@ def draw(n, *, seed=0):
     for _ in range(n):
         labels = list(rng.permutation(["foo", "bar", "foo", "bar"]))[: rng.integers(1, 5)]
         texts = [" ".join(rng.choice(words, rng.integers(1, 4))) for _ in labels]
-        text = [il.Demonstration(text, str(label)) for text, label in zip(texts, labels, strict=True)]
-        prompts.append(il.Prompt(text, str(rng.choice(words)), str(rng.choice(["foo", "bar"])), ("foo", "bar")))
+        text = [
+            il.Demonstration(text, str(label)) for text, label in zip(texts, labels, strict=True)
+        ]
+        prompts.append(
+            il.Prompt(text, str(rng.choice(words)), str(rng.choice(["foo", "bar"])), ("foo", "bar"))
+        )
     return prompts
 
 
@@ -44,7 +48,10 @@ def many(gpt2):
 def every_increase(gpt2, many):
     """[prompt layer head], each prompt alone."""
     return torch.cat(
-        [il.head_log_prob_increase(il.capture(gpt2, many[i]), many[i].answer_tokens) for i in range(len(many))]
+        [
+            il.head_log_prob_increase(il.capture(gpt2, many[i]), many[i].answer_tokens)
+            for i in range(len(many))
+        ]
     )
 
 
@@ -106,7 +113,11 @@ def test_folded_is_unfolded(load_tiny, name, bias, monkeypatch):
             "icl_lens.attribution.increases.min_prompts_to_fold",
             lambda d_head, d_model, limit=limit: limit,
         )
-        mean_scores.append(every_head_increase(acts.view, readout, acts.resid_pre, acts.scaled_z, batch.answer_tokens))
+        mean_scores.append(
+            every_head_increase(
+                acts.view, readout, acts.resid_pre, acts.scaled_z, batch.answer_tokens
+            )
+        )
     assert_close(mean_scores[0], mean_scores[1])
     assert mean_scores[0].abs().max() > 1e-2
 
@@ -114,7 +125,9 @@ def test_folded_is_unfolded(load_tiny, name, bias, monkeypatch):
 def test_groups_cut_anywhere_give_the_same_mean(gpt2, many, every_increase, monkeypatch):
     """Groups of prompts share one product of W_O and W_U per head."""
     monkeypatch.setattr(locating, "min_prompts_to_fold", lambda d_head, d_model: 3)
-    monkeypatch.setattr("icl_lens.attribution.increases.min_prompts_to_fold", lambda d_head, d_model: 3)
+    monkeypatch.setattr(
+        "icl_lens.attribution.increases.min_prompts_to_fold", lambda d_head, d_model: 3
+    )
     sizes = []
     for logit_bytes in (4, 10**9):
         monkeypatch.setattr(locating, "LOGIT_BYTES", logit_bytes)
@@ -170,7 +183,9 @@ def test_slack_against_float64(load_tiny, name):
 def contrasts(many):
     """`against` for the forty prompts: the other label, and one to three tokens."""
     generator = torch.Generator().manual_seed(0)
-    several = torch.stack([5 + torch.randperm(80, generator=generator)[:3] for _ in range(len(many))])
+    several = torch.stack(
+        [5 + torch.randperm(80, generator=generator)[:3] for _ in range(len(many))]
+    )
     several[::3, 1] = -1
     several[::5, 2] = -1
     return {"one": many.other_label_tokens, "several": several}
@@ -188,8 +203,12 @@ def every_contrast(model, many, against, **convention):
             log_probs = readout.log_probs(x)
             return log_probs[..., target] - log_probs[..., other_tokens].logsumexp(-1)
 
-        vectors = torch.stack([acts.head_outputs(layer) for layer in range(acts.view.n_layers)], dim=1)
-        mean_scores.append(odds(acts.resid_pre[:, :, None] + vectors) - odds(acts.resid_pre)[..., None])
+        vectors = torch.stack(
+            [acts.head_outputs(layer) for layer in range(acts.view.n_layers)], dim=1
+        )
+        mean_scores.append(
+            odds(acts.resid_pre[:, :, None] + vectors) - odds(acts.resid_pre)[..., None]
+        )
     return torch.cat(mean_scores)
 
 
@@ -228,7 +247,9 @@ def answered(many: il.PromptBatch) -> il.PromptBatch:
         ),
         (lambda model, many, run: il.locate(model, many[1:], k=2, run=run), "prompts="),
         (
-            lambda model, many, run: il.locate(model, many, k=2, against=many.answer_tokens + 1, run=run),
+            lambda model, many, run: il.locate(
+                model, many, k=2, against=many.answer_tokens + 1, run=run
+            ),
             "against=",
         ),
         (
@@ -259,17 +280,25 @@ def test_a_folder_of_another_run_is_refused(gpt2, many, tmp_path, call, differen
 
 
 RESUMED = {
-    "two_towers": lambda model, prompts, run: il.two_towers(model, prompts, k=2, n_random=3, run=run),
+    "two_towers": lambda model, prompts, run: il.two_towers(
+        model, prompts, k=2, n_random=3, run=run
+    ),
     "task_check": lambda model, prompts, run: il.task_check(model, prompts, run=run),
-    "compare_models": lambda model, prompts, run: il.compare_models(model, model, prompts, by="effect", run=run),
+    "compare_models": lambda model, prompts, run: il.compare_models(
+        model, model, prompts, by="effect", run=run
+    ),
     "ablate_with_controls": lambda model, prompts, run: il.ablate_with_controls(
         model, il.tokenize(model, prompts), ["L1H2"], n_random=2, run=run
     ),
     **{
-        f"locate, {by}": lambda model, prompts, run, by=by: il.locate(model, prompts, by=by, run=run)
+        f"locate, {by}": lambda model, prompts, run, by=by: il.locate(
+            model, prompts, by=by, run=run
+        )
         for by in ("increase", "effect", "exchange")
     },
-    "mean_score_parts": lambda model, prompts, run: il.mean_score_parts(model, prompts, ["L2H1"], run=run),
+    "mean_score_parts": lambda model, prompts, run: il.mean_score_parts(
+        model, prompts, ["L2H1"], run=run
+    ),
     "locate_circuit": lambda model, prompts, run: il.locate_circuit(
         model, prompts[:12], prompts[12:], ["L2H1"], n_edges=2, n_random=3, run=run
     ),
@@ -279,7 +308,9 @@ RESUMED = {
 @pytest.mark.parametrize(
     "function",
     [
-        pytest.param(name, marks=pytest.mark.slow) if name in ("two_towers", "locate_circuit") else name
+        pytest.param(name, marks=pytest.mark.slow)
+        if name in ("two_towers", "locate_circuit")
+        else name
         for name in RESUMED
     ],
 )
@@ -297,7 +328,9 @@ def test_what_is_stored_is_not_computed_again(gpt2, words, tmp_path, monkeypatch
     chunks = sorted((tmp_path / "run").rglob("*-0*.parquet"))
     chunks[-1].unlink()
     computed, compute = [], ChunkStream._compute
-    monkeypatch.setattr(ChunkStream, "_compute", lambda *args: computed.append(args[1]) or compute(*args))
+    monkeypatch.setattr(
+        ChunkStream, "_compute", lambda *args: computed.append(args[1]) or compute(*args)
+    )
     pd.testing.assert_frame_equal(table(tmp_path / "run"), first, check_exact=True)
     assert len(computed) == 1
     assert sorted((tmp_path / "run").rglob("*-0*.parquet")) == chunks

@@ -42,18 +42,26 @@ def test_intervals_are_those_of_every_prompts_values(gpt2, batch, by):
     if by == "contrast":
         batch = batch[[0, 1, 2, 4, 5]]  # with another label
     against = None if by == "increase" else batch.other_label_tokens
-    increases = il.head_log_prob_increase(il.capture(gpt2, batch), batch.answer_tokens, against=against)
+    increases = il.head_log_prob_increase(
+        il.capture(gpt2, batch), batch.answer_tokens, against=against
+    )
     located = il.locate(gpt2, batch, k=2, by=by, run=il.Run(batch_size=2))
     table = located.to_frame()
     names = ["name", "score", "low", "high", "selected"]
     assert list(table.columns)[:5] == names
     assert {"effect", "effect_low", "effect_high", "rank", "layer", "head"} < set(table.columns)
     assert table["name"].tolist() == [str(head) for head in located.top(12)]
-    for layer, head, *cells in table[["layer", "head", "score", "low", "high"]].to_numpy().tolist()[:3]:
-        interval = bootstrap_interval(increases[:, int(layer), int(head)].double(), clusters=batch.queries)
+    for layer, head, *cells in (
+        table[["layer", "head", "score", "low", "high"]].to_numpy().tolist()[:3]
+    ):
+        interval = bootstrap_interval(
+            increases[:, int(layer), int(head)].double(), clusters=batch.queries
+        )
         assert_close(cells, [interval.value, interval.low, interval.high])
     lost = getattr(il.head_effects(gpt2, batch), "log_prob" if by == "increase" else "log_odds")
-    for head, *cells in table[["name", "effect", "effect_low", "effect_high"]].head(2).itertuples(index=False):
+    for head, *cells in (
+        table[["name", "effect", "effect_low", "effect_high"]].head(2).itertuples(index=False)
+    ):
         layer, index = il.Head(head)
         interval = bootstrap_interval(lost[:, layer, index].double(), clusters=batch.queries)
         assert_close(cells, [interval.value, interval.low, interval.high])
@@ -86,10 +94,16 @@ def test_the_other_scores_of_listed_heads_are_those_of_their_functions(gpt2, wor
     assert set(located.other_scores) - {"log_prob"} == set(expected) - {by}
     for name, means in expected.items():
         for layer, head in located.heads:
-            assert_close(located.scores[name].mean[layer, head].float(), means[layer, head].float(), msg=name)
+            assert_close(
+                located.scores[name].mean[layer, head].float(), means[layer, head].float(), msg=name
+            )
     listed = set(located.heads)
     if by != "exchange":
-        assert all(located.scores["exchange"].mean[head].isnan() for head in located.top(12) if head not in listed)
+        assert all(
+            located.scores["exchange"].mean[head].isnan()
+            for head in located.top(12)
+            if head not in listed
+        )
     defined = located.summary()
     for title in list(located.columns())[4:]:
         assert f" {title} (" in defined
@@ -117,7 +131,10 @@ def test_why_columns_are_missing_is_said_below_the_table(gpt2):
 def test_prompts_that_share_a_query_count_once(gpt2):
     """Copies of every prompt add nothing: the interval stays that of one copy, not 1/√4 of it."""
     copies = [il.tokenize(gpt2, [prompt for prompt in PROMPTS for _ in range(n)]) for n in (1, 4)]
-    tables = [il.locate(gpt2, batch, k=2, by="increase", run=il.Run(batch_size=2)).to_frame() for batch in copies]
+    tables = [
+        il.locate(gpt2, batch, k=2, by="increase", run=il.Run(batch_size=2)).to_frame()
+        for batch in copies
+    ]
     widths = [(table["high"] - table["low"]).to_numpy() for table in tables]
     assert_close(widths[1], widths[0])
     assert (widths[0] > 1e-4).all()
@@ -154,7 +171,10 @@ def test_what_held_out_prompts_lose_is_the_finding(icl_mini, gpt2, batch, tmp_pa
     intact, without_heads, without_random = accuracies
     heads = f"{intact} with these heads, {without_heads} without them, {without_random} without random heads"
     assert f"accuracy is {heads} (chance 50.0%)." in located.finding
-    log_odds = [expected.interval(name, "log_odds").value for name in ("no ablation", "heads", "same layers")]
+    log_odds = [
+        expected.interval(name, "log_odds").value
+        for name in ("no ablation", "heads", "same layers")
+    ]
     intact, without_heads, without_random = (f"{value:.2f}".replace("-", "−") for value in log_odds)
     heads = f"{intact} with these heads, {without_heads} without them, {without_random} without random heads"
     assert f"the answer's log-odds are {heads}; " in located.finding
@@ -177,7 +197,14 @@ def test_the_configuration_names_what_changes_a_run(gpt2, batch):
         return configuration(gpt2, rows, plan, options, asked)
 
     manifest = configured(batch, OPTIONS, ASKED)
-    settings = {"model": "tiny", "task": "sentiment-number", "n": 7, "seed": 0, "k": 2, "final_norm": "frozen"}
+    settings = {
+        "model": "tiny",
+        "task": "sentiment-number",
+        "n": 7,
+        "seed": 0,
+        "k": 2,
+        "final_norm": "frozen",
+    }
     assert manifest | settings == manifest
     assert {"weights", "labels", "prompts", "device", "batches", "plan", "versions"} < set(manifest)
     assert manifest["batches"] == 4
@@ -189,7 +216,9 @@ def test_the_configuration_names_what_changes_a_run(gpt2, batch):
         (configured(batch, OPTIONS, ASKED | {"seed": 1}), {"seed"}),
         (configured(batch[[1, 0, 2, 3, 4, 5, 6]], OPTIONS, ASKED), {"prompts", "plan"}),
     ):
-        assert {name for name in manifest if manifest[name] != changed_manifest[name]} == changed_names
+        assert {
+            name for name in manifest if manifest[name] != changed_manifest[name]
+        } == changed_names
 
 
 def test_runs_on_labels_of_several_tokens_do_not_resume_older_ones(gpt2, batch):
@@ -201,10 +230,15 @@ def test_runs_on_labels_of_several_tokens_do_not_resume_older_ones(gpt2, batch):
 
 
 def test_prompts_that_do_not_show_their_answer_have_no_attention_to_true_labels(gpt2):
-    texts = ["love : bar like : foo one :", "sad : bar three : foo two :", "cat : foo red : bar nine :"]
+    texts = [
+        "love : bar like : foo one :",
+        "sad : bar three : foo two :",
+        "cat : foo red : bar nine :",
+    ]
     prompts = [il.Prompt.parse(text, answer="foo") for text in texts]
     hidden = [
-        il.Prompt(prompt.demonstrations[:1], prompt.query, "foo", labels=["bar", "foo"]) for prompt in prompts[:2]
+        il.Prompt(prompt.demonstrations[:1], prompt.query, "foo", labels=["bar", "foo"])
+        for prompt in prompts[:2]
     ]
     batch = il.tokenize(gpt2, [*hidden, prompts[2]], labels=["bar", "foo"])
     located = il.locate(gpt2, batch, k=2, by="increase")

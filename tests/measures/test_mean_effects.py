@@ -29,7 +29,10 @@ def many(gpt2, words):
 def studentized_by_draws(values, queries):
     """Return the ends of the studentized intervals of means over axis 1, draw by draw."""
     distinct = sorted(set(queries))
-    rows_of = [[row for row, query in enumerate(queries) if query == distinct_query] for distinct_query in distinct]
+    rows_of = [
+        [row for row, query in enumerate(queries) if query == distinct_query]
+        for distinct_query in distinct
+    ]
     n, total = len(distinct), len(queries)
 
     def mean_and_error(numbers):
@@ -40,21 +43,29 @@ def studentized_by_draws(values, queries):
         mean, squares = values[:, rows].mean(1), 0
         for number in numbers:
             deviation = (values[:, rows_of[number]] - mean[:, None]).sum(1)
-            squares = squares + (deviation * total / (total - len(rows_of[number])) / len(rows)) ** 2
+            squares = (
+                squares + (deviation * total / (total - len(rows_of[number])) / len(rows)) ** 2
+            )
         return mean, (squares * (n - 1) / n).sqrt()
 
     mean, error = mean_and_error(range(n))
-    without = [values[:, [row for row in range(total) if row not in rows]].mean(1) for rows in rows_of]
+    without = [
+        values[:, [row for row in range(total) if row not in rows]].mean(1) for rows in rows_of
+    ]
     assert_close(
         error,
         (sum((distinct_query - mean) ** 2 for distinct_query in without) * (n - 1) / n).sqrt(),
     )
-    most = 2 * student_quantile(0.975, n - 1)  # an end is at most twice as far as that of Student's t interval
+    most = 2 * student_quantile(
+        0.975, n - 1
+    )  # an end is at most twice as far as that of Student's t interval
     draws = []
     for counts in np.random.default_rng(0).multinomial(n, [1 / n] * n, size=2000):
         drawn, its_error = mean_and_error(np.repeat(range(n), counts))
         draws.append(((drawn - mean) / its_error).clamp(-most, most))
-    low, high = torch.stack(draws).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)
+    low, high = torch.stack(draws).quantile(
+        torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0
+    )
     return mean - high * error, mean - low * error
 
 
@@ -133,12 +144,19 @@ def test_files_and_table_hold_the_effects(run, gpt2, many, inputs, unbroken, tmp
     code, stdout, _ = run(*inputs, "--no-check", "--out", tmp_path)
     assert code == 0
     assert contents(tmp_path) == unbroken
-    assert "lost if the head alone is zeroed at the last position. Means over 32 prompts" in " ".join(stdout.split())
+    assert (
+        "lost if the head alone is zeroed at the last position. Means over 32 prompts"
+        in " ".join(stdout.split())
+    )
     table = pd.read_csv(io.BytesIO(unbroken["heads.csv"]))
     assert len(table) == 12
     expected = torch.stack(one_by_one(gpt2, many)).double()
     assert_close(table["score"], expected[1].mean(0)[table["layer"], table["head"]])
-    parts = [pd.read_parquet(io.BytesIO(data)) for name, data in unbroken.items() if name.startswith("part-")]
+    parts = [
+        pd.read_parquet(io.BytesIO(data))
+        for name, data in unbroken.items()
+        if name.startswith("part-")
+    ]
     chunks = pd.concat(parts).sort_values("prompt")
     assert len(parts) == N // BATCH
     assert chunks["prompt"].tolist() == list(range(N))

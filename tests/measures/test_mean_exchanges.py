@@ -36,7 +36,10 @@ def expected(gpt2, many):
     Hugging Face.
     """
     view = ModelView.of(gpt2)
-    parts = [next(exchange for exchange in EXCHANGES if exchange.name == part) for part in ("query", "keys", "values")]
+    parts = [
+        next(exchange for exchange in EXCHANGES if exchange.name == part)
+        for part in ("query", "keys", "values")
+    ]
     scores, _, _ = exchange_scores(
         view, tower_prompts(gpt2, many), [(part, [head]) for part in parts for head in view.heads()]
     )
@@ -51,14 +54,21 @@ def test_means_and_intervals_are_those_of_single_exchanges(gpt2, many, expected)
         len(set(many.queries)),
         "",
     )
-    assert expected[:, 0, 1:].abs().mean(0).min() > 1e-3  # the first layer's queries are those of the same last token
+    assert (
+        expected[:, 0, 1:].abs().mean(0).min() > 1e-3
+    )  # the first layer's queries are those of the same last token
     for part, name in enumerate(PARTS):
         assert_close(measured.scores[name].mean.float(), expected[:, part].mean(0), msg=name)
     interval = il.metrics.bootstrap_interval(expected[:, 0, 1, 2], clusters=many.queries)
     assert_close(measured.score.low[1, 2].float(), interval.low)
     assert_close(measured.score.high[1, 2].float(), interval.high)
-    best = [il.Head.from_index(i, 4) for i in expected[:, 0].mean(0).flatten().argsort(descending=True).tolist()]
-    assert [head for head in measured.top(12) if head.layer] == [head for head in best if head.layer]
+    best = [
+        il.Head.from_index(i, 4)
+        for i in expected[:, 0].mean(0).flatten().argsort(descending=True).tolist()
+    ]
+    assert [head for head in measured.top(12) if head.layer] == [
+        head for head in best if head.layer
+    ]
     frame = measured.to_frame()
     names = ["name", "score", "low", "high", "selected"]
     for name in (
@@ -73,7 +83,9 @@ def test_means_and_intervals_are_those_of_single_exchanges(gpt2, many, expected)
         names += [name, f"{name}_low", f"{name}_high"]
     assert frame.columns.tolist() == [*names, "rank", "layer", "head"]
     assert frame["name"].tolist() == list(map(str, measured.top(12)))
-    assert_close(frame["values"], [expected[:, 2, layer, head].mean() for layer, head in measured.top(12)])
+    assert_close(
+        frame["values"], [expected[:, 2, layer, head].mean() for layer, head in measured.top(12)]
+    )
     assert measured.top(3) == best[:3]
 
 
@@ -103,13 +115,17 @@ def test_explain_ranks_heads_by_the_exchange_of_their_query(gpt2, run, tiny, tmp
     """
     prompt = il.Prompt.parse(families.PROMPT, answer="foo")
     measured = il.explain(gpt2, prompt, by="exchange", k=4)
-    other_prompts = {shown_text.text for shown_text in prompt.demonstrations if shown_text.label != "foo"}
+    other_prompts = {
+        shown_text.text for shown_text in prompt.demonstrations if shown_text.label != "foo"
+    }
     assert measured.all_heads.other_query in other_prompts
     expected = il.locate(gpt2, [prompt], by="exchange").score.mean
     assert_close(measured.all_heads.exchange, expected)
     best = [il.Head.from_index(i, 4) for i in expected.flatten().topk(4).indices.tolist()]
     assert [report.head for report in measured.heads] == best
-    assert_close([report.scores["exchange"] for report in measured.heads], [expected[head] for head in best])
+    assert_close(
+        [report.scores["exchange"] for report in measured.heads], [expected[head] for head in best]
+    )
     assert_close(measured.to_frame("heads")["exchange"], expected.flatten())
     assert measured.figures["heads"].axes[1].get_ylabel() == "effect of exchanging the query (nats)"
     html, numbers = tmp_path / "page.html", tmp_path / "numbers.json"
@@ -119,12 +135,16 @@ def test_explain_ranks_heads_by_the_exchange_of_their_query(gpt2, run, tiny, tmp
     assert code == 0
     loaded = il.results.Explanation.load(numbers)
     assert loaded.all_heads.exchange == measured.all_heads.exchange
-    assert [report.exchange for report in loaded.heads] == [report.exchange for report in measured.heads]
+    assert [report.exchange for report in loaded.heads] == [
+        report.exchange for report in measured.heads
+    ]
     assert "--by exchange" in html.read_text()
     for text in (out, html.read_text()):
         assert measured.all_heads.other_query in text.partition("Exchange: ")[2][:250]
         assert f"{expected[best[0]]:+.3f}" in text
-    plain = il.explain(gpt2, str(prompt), by="exchange", k=1)  # without an answer, the prediction is explained
+    plain = il.explain(
+        gpt2, str(prompt), by="exchange", k=1
+    )  # without an answer, the prediction is explained
     answered = il.locate(gpt2, [replace(prompt, answer=plain.target)], by="exchange")
     assert_close(plain.all_heads.exchange, answered.score.mean)
     predicted = with_predicted_answers(gpt2, il.tokenize(gpt2, [str(prompt)]))
@@ -197,13 +217,22 @@ def test_the_command_prints_the_table(run, inputs, unbroken, tmp_path):
     assert contents(out) == unbroken
     table = pd.read_csv(io.BytesIO(unbroken["heads.csv"]))
     stdout = stdout.replace("−", "-")
-    assert all(f"{value:+.3f}" in stdout for value in table.loc[:2, ["score", "keys", "values"]].to_numpy().flat)
-    assert "takes its query from the prompt with a query of the other class" in " ".join(stdout.split())
+    assert all(
+        f"{value:+.3f}" in stdout
+        for value in table.loc[:2, ["score", "keys", "values"]].to_numpy().flat
+    )
+    assert "takes its query from the prompt with a query of the other class" in " ".join(
+        stdout.split()
+    )
 
 
 def test_files_hold_every_prompts_values(unbroken, expected):
     table = pd.read_csv(io.BytesIO(unbroken["heads.csv"]))
-    parts = [pd.read_parquet(io.BytesIO(data)) for name, data in unbroken.items() if name.startswith("part-")]
+    parts = [
+        pd.read_parquet(io.BytesIO(data))
+        for name, data in unbroken.items()
+        if name.startswith("part-")
+    ]
     chunks = pd.concat(parts).sort_values("prompt")
     assert (len(table), len(parts)) == (12, N // BATCH)
     assert chunks["prompt"].tolist() == list(range(N))
@@ -233,9 +262,14 @@ def test_prompts_are_refused_before_the_folder_is_initialized(run, tiny, tmp_pat
     path, out = tmp_path / "pairs.csv", tmp_path / "out"
     path.write_text(
         "input,output\n"
-        + "".join(f"{a},{b}\n" for a, b in zip("one two cat dog".split(), "red love foo bar".split(), strict=True))
+        + "".join(
+            f"{a},{b}\n"
+            for a, b in zip("one two cat dog".split(), "red love foo bar".split(), strict=True)
+        )
     )
-    code, _, stdout = run("locate", "--by", "exchange", "--path", path, "--pairs", "-n", 2, "-m", tiny, "--out", out)
+    code, _, stdout = run(
+        "locate", "--by", "exchange", "--path", path, "--pairs", "-n", 2, "-m", tiny, "--out", out
+    )
     assert (code, stdout.count("\n")) == (2, 1)
     assert "must demonstrate its answer and another label" in stdout
     assert contents(out) == {}

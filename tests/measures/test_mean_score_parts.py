@@ -37,7 +37,11 @@ def test_means_and_intervals_of_each_prompts_parts(load_tiny, words, name):
         parts = il.attention_score_parts(il.capture(model, many[row], writers=True), "L2H3")
         why = parts.contrast(parts.of_label(many[row].answer))
         names = {"query": why.writers, "key": why.writers}
-        names["pair"] = [f"{query_writer} × {key_writer}" for query_writer in why.writers for key_writer in why.writers]
+        names["pair"] = [
+            f"{query_writer} × {key_writer}"
+            for query_writer in why.writers
+            for key_writer in why.writers
+        ]
         for side, values in (
             ("query", why.query_side),
             ("key", why.key_side),
@@ -76,19 +80,29 @@ def test_values_groups_and_totals(load_tiny, words):
         for row, prompt in enumerate(many.prompts):
             prompt_row = many[row]
             acts = il.capture(model, prompt_row, writers=True)
-            parts = il.value_parts(acts, head, prompt_row.answer_tokens, against=prompt_row.other_label_tokens)
-            labels = np.array([demonstration.label == prompt.answer for demonstration in prompt.demonstrations])
+            parts = il.value_parts(
+                acts, head, prompt_row.answer_tokens, against=prompt_row.other_label_tokens
+            )
+            labels = np.array(
+                [demonstration.label == prompt.answer for demonstration in prompt.demonstrations]
+            )
             for role in values:
                 values[role].append(parts.parts[0, labels == role].sum(0).numpy())
         for role, name in ((True, "value of true labels"), (False, "value of false labels")):
-            mine = table[(table["name"] == str(head)) & (table["side"] == name)].set_index("writer")["value"]
+            mine = table[(table["name"] == str(head)) & (table["side"] == name)].set_index(
+                "writer"
+            )["value"]
             means = np.mean(values[role], axis=0)
             assert_close(mine[list(parts.writers)].to_numpy(), means)
             assert_close(mean_parts.total(head, name)[0], means.sum())
-            by_group = groups[(groups["name"] == str(head)) & (groups["side"] == name)].set_index("writer")["value"]
+            by_group = groups[(groups["name"] == str(head)) & (groups["side"] == name)].set_index(
+                "writer"
+            )["value"]
             for group in GROUPS:
                 expected = sum(
-                    value for writer, value in zip(parts.writers, means, strict=True) if group_of(writer, 3) == group
+                    value
+                    for writer, value in zip(parts.writers, means, strict=True)
+                    if group_of(writer, 3) == group
                 )
                 assert_close(by_group[group], expected)
         for side in ("query", "key"):
@@ -111,7 +125,9 @@ def test_models_with_a_soft_cap_have_scores_only(load_tiny, words):
 
 
 def test_one_query_has_no_interval(gpt2, words):
-    assert il.mean_score_parts(gpt2, sample(gpt2, words, 1), ["L2H1"]).to_frame()["low"].isna().all()
+    assert (
+        il.mean_score_parts(gpt2, sample(gpt2, words, 1), ["L2H1"]).to_frame()["low"].isna().all()
+    )
 
 
 # Planted models
@@ -195,7 +211,10 @@ def test_files_and_text(run, gpt2, inputs, unbroken, words, tmp_path):
     theirs = table.set_index(["name", "side", "writer"])["value"]
     assert_close(theirs, ours[theirs.index], scale=float(ours.abs().max()) * 8)
     stored = json.loads((tmp_path.parent / "why.json").read_text())["summary"]
-    assert pd.DataFrame(stored["groups"])["writer"].tolist() == mean_parts.to_frame("groups")["writer"].tolist()
+    assert (
+        pd.DataFrame(stored["groups"])["writer"].tolist()
+        == mean_parts.to_frame("groups")["writer"].tolist()
+    )
     assert "Means over 150 prompts" in printed
     for head in ("L2H0", "L1H1"):
         assert mean_parts.strongest(head, "key", 1)["writer"].item() in printed
@@ -213,7 +232,9 @@ def test_files_and_text(run, gpt2, inputs, unbroken, words, tmp_path):
         (False, ["--out", "folder"], "--out requires -n"),
     ],
 )
-def test_options_without_effect_are_refused_and_missing_ones_named(run, inputs, has_task, arguments, says):
+def test_options_without_effect_are_refused_and_missing_ones_named(
+    run, inputs, has_task, arguments, says
+):
     code, _, output = run(*(inputs if has_task else ["explain"]), *arguments)
     assert (code, output.count("\n")) == (2, 1)
     assert says in output

@@ -47,5 +47,7 @@ def test_it_leaves_nothing_behind_and_shows_itself(load_tiny):
     assert list(flow.to_frame().columns) == ["prompt", "layer", *KINDS]
     assert "text to label" in repr(flow)
     assert "<table" in flow._repr_html_()
-    share = replace(flow, text_to_label=3 * flow.text_to_other).share("text_to_label", "text_to_other")
+    share = replace(flow, text_to_label=3 * flow.text_to_other).share(
+        "text_to_label", "text_to_other"
+    )
     torch.testing.assert_close(share[:, 0], torch.full((3,), 0.75))

@@ -48,11 +48,15 @@ def many(gpt2, words):
 @pytest.mark.parametrize("by", ["contrast", "increase"])
 def test_located_heads(gpt2, many, by):
     against = many.other_label_tokens if by == "contrast" else None
-    all_scores = il.head_log_prob_increase(il.capture(gpt2, many), many.answer_tokens, against=against)
+    all_scores = il.head_log_prob_increase(
+        il.capture(gpt2, many), many.answer_tokens, against=against
+    )
     expected = by_draws(all_scores.flatten(1).double().numpy(), many.queries, K)
     located = il.locate(gpt2, many, k=K, by=by, run=il.Run(batch_size=5))
     assert_shares(located.score.selected.flatten(), expected)
-    assert located.to_frame()["selected"].tolist() == [float(located.score.selected[head]) for head in located.top(12)]
+    assert located.to_frame()["selected"].tolist() == [
+        float(located.score.selected[head]) for head in located.top(12)
+    ]
     assert located.to_dict()["expected_selected"] == K / 12
     text = f"the head is among the first {K} {AGAIN} (random head: 25.0%)"
     for text in (repr(located), " ".join(Page(located.to_html()).text.split())):
@@ -101,13 +105,17 @@ def test_edges_of_circuits(gpt2, words, tmp_path):
     """Edges are ranked by the size of their mean, on the prompts that rank them; a resumed run has
     the same bytes.
     """
-    first, second = il.split_by_query(il.load_task("sentiment-number", n=60, layout="random", path=words), 16)
+    first, second = il.split_by_query(
+        il.load_task("sentiment-number", n=60, layout="random", path=words), 16
+    )
     ranking, testing = il.tokenize(gpt2, first), il.tokenize(gpt2, second[:4])
     heads, options = [il.Head(2, 1), il.Head(1, 3)], {"n_edges": 6, "n_random": 3}
     run = il.Run(tmp_path / "run", batch_size=5)
     circuit = il.locate_circuit(gpt2, ranking, testing, heads, **options, run=run)
     space, means = EdgeSpace.of(ModelView.of(gpt2), heads), writer_means(gpt2, ranking)
-    edge_rows = space.flatten(estimate_effects(gpt2, ranking, heads, means, "last")).double().numpy()
+    edge_rows = (
+        space.flatten(estimate_effects(gpt2, ranking, heads, means, "last")).double().numpy()
+    )
     counts, query_of = draw_clusters(ranking.queries)
     often = np.zeros(len(space))
     for draw in counts:
@@ -169,7 +177,9 @@ def test_planted_scores():
         shares = selected_shares(values, queries, 2)
         np.testing.assert_allclose(shares, [1, 0.5, 0.5, 0], atol=tolerance)
         assert shares.sum() == pytest.approx(2)
-        signed, absolute = (selected_shares(values[:, 2:], queries, 1, absolute=way) for way in (False, True))
+        signed, absolute = (
+            selected_shares(values[:, 2:], queries, 1, absolute=way) for way in (False, True)
+        )
         assert (signed[0], absolute[1]) == (1, 1)
 
 
@@ -181,5 +191,7 @@ def test_files_of_earlier_versions_are_refused(gpt2, many, tmp_path):
     with pytest.raises(il.InputError, match="must be 2, got 1"):
         il.results.TopHeads.load(path)
     path.write_text(json.dumps(json.loads(top.to_json()) | {"format": "icl-lens mean effects"}))
-    with pytest.raises(il.InputError, match=r"of an earlier version .* measure it again with il\.locate"):
+    with pytest.raises(
+        il.InputError, match=r"of an earlier version .* measure it again with il\.locate"
+    ):
         il.results.load(path)

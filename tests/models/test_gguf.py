@@ -69,10 +69,13 @@ def test_a_file_gives_the_numbers_of_its_model(name, tmp_path):
     original = logits(gguf_files.write(name, tmp_path / "x.gguf"), ids_of(name))
     gguf_files.write(name, tmp_path / "y.gguf", "Q8_0")
     logits_of_files = [
-        logits(il.load_model(str(tmp_path / file), device="cpu"), ids_of(name)) for file in ("x.gguf", "y.gguf")
+        logits(il.load_model(str(tmp_path / file), device="cpu"), ids_of(name))
+        for file in ("x.gguf", "y.gguf")
     ]
     check_close(logits_of_files[0], original)
-    check_close(logits_of_files[1], logits(gguf_files.restored(name, tmp_path / "y.gguf"), ids_of(name)))
+    check_close(
+        logits_of_files[1], logits(gguf_files.restored(name, tmp_path / "y.gguf"), ids_of(name))
+    )
     assert (logits_of_files[1] - original).abs().max() > 1e-3
 
 
@@ -82,10 +85,14 @@ def test_every_quantization_gives_its_dequantized_weights(quantization, tmp_path
     model = il.load_model(str(tmp_path / "x.gguf"), device="cpu")
     loaded = logits(model, ids_of("llama"))
     check_close(loaded, logits(gguf_files.restored("llama", tmp_path / "x.gguf"), ids_of("llama")))
-    assert ((loaded - logits(original, ids_of("llama"))).abs().max() > 1e-4) == (quantization != "F32")
+    assert ((loaded - logits(original, ids_of("llama"))).abs().max() > 1e-4) == (
+        quantization != "F32"
+    )
     quantized = quantization.startswith("Q")
     assert ModelView(model).quantization == (quantization if quantized else "")
-    assert ModelView(model).name == ("x.gguf (" + quantization + " weights)" if quantized else "x.gguf")
+    assert ModelView(model).name == (
+        "x.gguf (" + quantization + " weights)" if quantized else "x.gguf"
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -101,7 +108,9 @@ def test_weights_are_dequantized_to_the_requested_dtype(dtype, tmp_path, gguf_ca
     assert str(stored).removeprefix("torch.") in folder.name
 
 
-@pytest.mark.parametrize(("quantization", "dtype"), [("F16", torch.float16), ("Q8_0", torch.float32)])
+@pytest.mark.parametrize(
+    ("quantization", "dtype"), [("F16", torch.float16), ("Q8_0", torch.float32)]
+)
 def test_without_a_dtype_weights_keep_the_precision_of_the_file(quantization, dtype, tmp_path):
     gguf_files.write("llama", tmp_path / "x.gguf", quantization)
     model = il.load_model(str(tmp_path / "x.gguf"), device="cpu", dtype=None)
@@ -112,17 +121,25 @@ def test_without_a_dtype_weights_keep_the_precision_of_the_file(quantization, dt
 def test_a_model_that_transformers_unpacked_from_a_file_is_read(tmp_path):
     """It keeps its quantizer, as models with packed weights do, which are refused."""
     gguf_files.write("llama", tmp_path / "x.gguf", "Q8_0")
-    unpacked = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="x.gguf", dtype=torch.float32)
+    unpacked = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="x.gguf", dtype=torch.float32
+    )
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file="x.gguf")
-    bridge = TransformerBridge.boot_transformers("mine", hf_model=unpacked, tokenizer=tokenizer, device="cpu")
+    bridge = TransformerBridge.boot_transformers(
+        "mine", hf_model=unpacked, tokenizer=tokenizer, device="cpu"
+    )
     batch = il.tokenize(bridge, [WORDS])
     expected = il.capture(il.load_model(tmp_path / "x.gguf"), batch)
     check_close(il.capture(bridge, batch).label_log_probs, expected.label_log_probs)
 
 
-def test_a_conversion_that_would_fill_the_disk_is_refused_before_it_begins(tmp_path, monkeypatch, gguf_cache):
+def test_a_conversion_that_would_fill_the_disk_is_refused_before_it_begins(
+    tmp_path, monkeypatch, gguf_cache
+):
     gguf_files.write("llama", tmp_path / "x.gguf", "Q8_0")
-    monkeypatch.setattr(gguf.shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=gguf.SPACE_LEFT))
+    monkeypatch.setattr(
+        gguf.shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=gguf.SPACE_LEFT)
+    )
     message = r"takes 0\.0 GB in .*, where only 1\.1 GB are free; pass dtype='bfloat16', which takes half, free space"
     with pytest.raises(il.InputError, match=message):
         il.load_model(str(tmp_path / "x.gguf"), device="cpu")
@@ -137,7 +154,10 @@ def test_the_files_own_tokenizer_is_used(name, tmp_path):
     for text in (*gguf_files.TEXT, gguf_files.UNUSUAL):
         ids = loaded.tokenizer(text, add_special_tokens=False).input_ids
         assert ids == tokenizer(text, add_special_tokens=False).input_ids
-    begins = int(il.tokenize(loaded, [il.Prompt.parse(WORDS, answer="foo")]).tokens[0, 0]) == tokenizer.bos_token_id
+    begins = (
+        int(il.tokenize(loaded, [il.Prompt.parse(WORDS, answer="foo")]).tokens[0, 0])
+        == tokenizer.bos_token_id
+    )
     assert begins == (gguf_files.ARCHITECTURES[name][1] == "pieces")  # as add_bos_token says
 
 
@@ -145,7 +165,9 @@ def test_the_files_own_tokenizer_is_used(name, tmp_path):
 def test_characters_are_composed_as_the_published_tokenizers_do(name, composes, tmp_path):
     gguf_files.write(name, tmp_path / "x.gguf")
     tokenizer = il.load_model(str(tmp_path / "x.gguf"), device="cpu").tokenizer
-    decomposed, composed = (tokenizer(text, add_special_tokens=False).input_ids for text in ("e\u0301", "\u00e9"))
+    decomposed, composed = (
+        tokenizer(text, add_special_tokens=False).input_ids for text in ("e\u0301", "\u00e9")
+    )
     assert (decomposed == composed) == composes
 
 
@@ -163,9 +185,13 @@ def byte_level_tokenizer(split):
     before, use_regex = SPLITS[split]
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(False, use_regex=True)
     end = "<|endoftext|>"
-    trainer = trainers.BpeTrainer(special_tokens=[end], initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        special_tokens=[end], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
     raw.train_from_iterator([NUMBERS, *gguf_files.TEXT] * 3, trainer)
-    raw.pre_tokenizer = pre_tokenizers.Sequence([*before, pre_tokenizers.ByteLevel(False, use_regex=use_regex)])
+    raw.pre_tokenizer = pre_tokenizers.Sequence(
+        [*before, pre_tokenizers.ByteLevel(False, use_regex=use_regex)]
+    )
     raw.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token=end, eos_token=end)
 
@@ -206,13 +232,18 @@ def test_text_is_split_as_the_file_says(name, pre, split, tmp_path):
 
 def test_a_file_that_does_not_say_how_text_is_split_is_warned_of(tmp_path, caplog):
     write_and_tokenize(tmp_path / "x.gguf", "llama", NUMBERS, pre=None)
-    assert "x.gguf does not say how its tokenizer splits text (tokenizer.ggml.pre), so it is split like" in caplog.text
+    assert (
+        "x.gguf does not say how its tokenizer splits text (tokenizer.ggml.pre), so it is split like"
+        in caplog.text
+    )
 
 
 def test_an_unknown_split_is_refused_unless_a_tokenizer_is_given(tmp_path):
     gguf_files.write("llama", tmp_path / "x.gguf", pre="brand-new")
     for _ in range(2):  # converted anew, and from the cache
-        with pytest.raises(il.InputError, match=r"known way, got tokenizer\.ggml\.pre='brand-new'; pass the folder"):
+        with pytest.raises(
+            il.InputError, match=r"known way, got tokenizer\.ggml\.pre='brand-new'; pass the folder"
+        ):
             il.load_model(str(tmp_path / "x.gguf"), device="cpu")
     tokenizer = gguf_files.tokenizer("bytes")
     loaded = il.load_model(str(tmp_path / "x.gguf"), device="cpu", tokenizer=tokenizer)
@@ -229,7 +260,9 @@ def test_a_space_is_put_before_the_text_as_the_file_says(name, add_space, tmp_pa
     if not add_space:
         original.backend_tokenizer.normalizer = normalizers.Replace(" ", "▁")
     text = gguf_files.TEXT[0]
-    ids = write_and_tokenize(tmp_path / "x.gguf", name, text, own_tokenizer=original, add_space_prefix=add_space)
+    ids = write_and_tokenize(
+        tmp_path / "x.gguf", name, text, own_tokenizer=original, add_space_prefix=add_space
+    )
     assert ids == original(text, add_special_tokens=False).input_ids
     assert original.convert_ids_to_tokens(ids)[0].startswith("▁") == add_space
     loaded = il.load_model(str(tmp_path / "x.gguf"), device="cpu")
@@ -250,7 +283,9 @@ def test_a_file_without_a_tokenizer_needs_one_given(tmp_path):
         with_tokenizer=False,
         settings={"vocab_size": len(gguf_files.tokenizer("bytes"))},
     )
-    with pytest.raises(il.InputError, match=r"x.gguf' must contain a tokenizer, got none; pass .*tokenizer="):
+    with pytest.raises(
+        il.InputError, match=r"x.gguf' must contain a tokenizer, got none; pass .*tokenizer="
+    ):
         il.load_model(str(tmp_path / "x.gguf"), device="cpu")
     gguf_files.tokenizer("bytes").save_pretrained(tmp_path)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
@@ -262,7 +297,9 @@ def test_a_gguf_file_in_a_folder_is_loaded_by_its_name(tmp_path):
     folder = tmp_path / "models"
     folder.mkdir()
     original = gguf_files.write("gpt2", folder / "x.gguf")
-    (folder / "config.json").write_text('{"model_type": "nothing"}')  # does not apply to the GGUF file next to it
+    (folder / "config.json").write_text(
+        '{"model_type": "nothing"}'
+    )  # does not apply to the GGUF file next to it
     expected = logits(original, ids_of("gpt2"))
     check_close(
         logits(il.load_model(str(folder), gguf_file="x.gguf", device="cpu"), ids_of("gpt2")),
@@ -270,12 +307,16 @@ def test_a_gguf_file_in_a_folder_is_loaded_by_its_name(tmp_path):
     )
     check_close(logits(il.load_model(f"{folder}/x.gguf", device="cpu"), ids_of("gpt2")), expected)
     (folder / "config.json").unlink()
-    with pytest.raises(il.InputError, match=r"it has no config.json .*; pass its GGUF file: '.*/models/x.gguf'"):
+    with pytest.raises(
+        il.InputError, match=r"it has no config.json .*; pass its GGUF file: '.*/models/x.gguf'"
+    ):
         il.load_model(str(folder))
     (folder / "y.gguf").touch()
     with pytest.raises(il.InputError, match=r"models/x.gguf' \(or another of its 2 GGUF files\)"):
         il.load_model(str(folder))
-    with pytest.raises(il.InputError, match=r"gguf_file must be the name of a \.gguf file, got 'x.bin'"):
+    with pytest.raises(
+        il.InputError, match=r"gguf_file must be the name of a \.gguf file, got 'x.bin'"
+    ):
         il.load_model(str(folder), gguf_file="x.bin")
 
 
@@ -284,7 +325,9 @@ def test_results_state_the_quantization(tmp_path, monkeypatch, capsys):
     gguf_files.write("llama", tmp_path / "x.gguf", "Q4_0")
     model = ["--model", tmp_path / "x.gguf", "--device", "cpu"]
     outputs = ["--json", tmp_path / "x.json", "--html", tmp_path / "x.html"]
-    code, out, _ = faults.call(monkeypatch, capsys, "explain", WORDS, *model, "--ablate", 1, *outputs)
+    code, out, _ = faults.call(
+        monkeypatch, capsys, "explain", WORDS, *model, "--ablate", 1, *outputs
+    )
     assert code == 0
     assert "x.gguf (Q4_0 weights)" in out
     stored = json.loads((tmp_path / "x.json").read_text())
@@ -297,6 +340,8 @@ def test_results_state_the_quantization(tmp_path, monkeypatch, capsys):
     (tmp_path / "rows.csv").write_text("\n".join(["text,label", *rows]))
     task = ["--path", "rows.csv", "--n", 4]
     monkeypatch.chdir(tmp_path)
-    code, _, output = faults.call(monkeypatch, capsys, "locate", *task, *model, "--out", tmp_path / "run")
+    code, _, output = faults.call(
+        monkeypatch, capsys, "locate", *task, *model, "--out", tmp_path / "run"
+    )
     assert code == 0, output
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["quantization"] == "Q4_0"

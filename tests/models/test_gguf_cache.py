@@ -48,7 +48,11 @@ def folders(cache):
 
 
 def conversions(caplog):
-    return [record.getMessage() for record in caplog.records if record.getMessage().startswith("converting")]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.getMessage().startswith("converting")
+    ]
 
 
 def child(file, log, *, ready=lambda: True, limit=None):
@@ -113,7 +117,9 @@ def test_a_killed_conversion_leaves_nothing_that_is_taken_for_a_model(file, cach
     assert "loaded" not in log.read_text().splitlines()
     (partial,) = folders(cache)
     assert ".partial-" in partial
-    assert (cache / partial / "model" / "model.safetensors").is_file()  # killed with all of it written
+    assert (
+        cache / partial / "model" / "model.safetensors"
+    ).is_file()  # killed with all of it written
     loaded = logits(load(file))
     (whole,) = folders(cache)
     assert ".partial-" not in whole
@@ -140,7 +146,9 @@ def test_a_full_disk_is_said_and_leaves_nothing(file, cache, tmp_path):
     assert refused.startswith("refused: cannot write the converted weights of 'x.gguf'")
     assert "free space there, or set the environment variable XDG_CACHE_HOME" in refused
     assert folders(cache) == []
-    torch.testing.assert_close(logits(load(file)), logits(gguf_files.restored("llama", file)).logits, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        logits(load(file)), logits(gguf_files.restored("llama", file)).logits, atol=1e-4, rtol=0
+    )
 
 
 def zero_second_half(path):
@@ -176,7 +184,9 @@ def test_a_zeroed_page_of_a_large_file_is_noticed(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_file_replaced_during_its_conversion_is_not_kept_under_the_old_digest(when, file, cache, monkeypatch):
+def test_a_file_replaced_during_its_conversion_is_not_kept_under_the_old_digest(
+    when, file, cache, monkeypatch
+):
     """Replaced by another of the same size, before or after its weights are read; the original then
     loads right.
     """
@@ -195,13 +205,17 @@ def test_a_file_replaced_during_its_conversion_is_not_kept_under_the_old_digest(
             file.with_name("other.gguf").replace(file)
 
     monkeypatch.setattr(gguf, "_convert", convert_while_replacing)
-    with pytest.raises(il.InputError, match=r"x.gguf' must not change while it is converted, but it was replaced"):
+    with pytest.raises(
+        il.InputError, match=r"x.gguf' must not change while it is converted, but it was replaced"
+    ):
         load(file)
     assert folders(cache) == []
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent.parent))
     file.write_bytes(original)
-    torch.testing.assert_close(logits(load(file)), logits(gguf_files.restored("llama", file)).logits, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        logits(load(file)), logits(gguf_files.restored("llama", file)).logits, atol=1e-4, rtol=0
+    )
 
 
 def test_what_is_converted_is_on_the_disk_before_it_is_in_place(file, cache, monkeypatch):

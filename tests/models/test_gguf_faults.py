@@ -69,7 +69,11 @@ def without(name):
 
 
 def with_(**tensors):
-    return {"change": lambda stored: stored.update({name.replace("__", "."): x for name, x in tensors.items()})}
+    return {
+        "change": lambda stored: stored.update(
+            {name.replace("__", "."): x for name, x in tensors.items()}
+        )
+    }
 
 
 REFUSED = [
@@ -93,7 +97,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("file", "words"), [(file, words) for file, *words in REFUSED], ids=range(len(REFUSED)))
+@pytest.mark.parametrize(
+    ("file", "words"), [(file, words) for file, *words in REFUSED], ids=range(len(REFUSED))
+)
 def test_files_that_would_load_wrongly_are_refused(file, words, refused, tmp_path):
     gguf_files.write(**{"name": "llama", "path": tmp_path / "x.gguf"} | file)
     refused(tmp_path / "x.gguf", *words)

@@ -32,7 +32,9 @@ def in_turn() -> Iterator[Any]:
     families on a real one.
     """
     for number, name in enumerate(sorted(CALLS.keys() - NOT_PRETENDED)):
-        yield pytest.param(PRETENDED[number % 2], name, id=f"{PRETENDED[number % 2][0]}-pretended-{name}")
+        yield pytest.param(
+            PRETENDED[number % 2], name, id=f"{PRETENDED[number % 2][0]}-pretended-{name}"
+        )
     for real_family in ALL_REAL:
         for name in sorted(CALLS):
             yield pytest.param(
@@ -49,7 +51,9 @@ def pair(request: Any, family_folder: Any) -> Iterator[tuple[Case, Case, str]]:
     name, kind = request.param
     folder = family_folder(name)
     ours, theirs = (
-        il.load_model(str(folder), device=device, tokenizer=PreTrainedTokenizerFast.from_pretrained(folder))
+        il.load_model(
+            str(folder), device=device, tokenizer=PreTrainedTokenizerFast.from_pretrained(folder)
+        )
         for device in ("cpu", "cuda" if kind == "real" else "cpu")
     )
     with on_a_pretended_gpu(theirs) if kind == "pretended" else nullcontext():
@@ -84,4 +88,6 @@ def test_every_function_gives_the_same(pair: Any, name: str) -> None:
     for x, y in zip(ours, theirs, strict=True):
         infinite = ~x.isfinite()
         assert torch.equal(~y.isfinite().cpu(), infinite)
-        assert_close(y.cpu().masked_fill(infinite, 0).float(), x.masked_fill(infinite, 0).float(), scale=10)
+        assert_close(
+            y.cpu().masked_fill(infinite, 0).float(), x.masked_fill(infinite, 0).float(), scale=10
+        )

@@ -72,7 +72,9 @@ def test_raw_is_the_bridge(run, load_tiny, name):
     """
     _, batch, acts, _ = run(name, "raw")
     bridge = il.capture(load_tiny(name), batch)
-    padding = (batch.attention_mask == 0)[:, None, :, None, None]  # values at padding are not used, and may differ
+    padding = (batch.attention_mask == 0)[
+        :, None, :, None, None
+    ]  # values at padding are not used, and may differ
     for field, value in vars(bridge).items():
         if isinstance(value, torch.Tensor):
             ours = getattr(acts, field)
@@ -105,12 +107,22 @@ def test_raw_is_the_bridge(run, load_tiny, name):
     "edit",
     [
         lambda model, batch: il.ablate_heads(model, HEADS),
-        lambda model, batch: il.ablate_heads(model, HEADS, mode="mean", reference=batch, positions="last"),
-        lambda model, batch: il.edited(model, il.Reweight(HEADS, factors(batch), renormalize=False), batch=batch),
-        lambda model, batch: il.edited(model, il.Block(HEADS, torch.eye(batch.tokens.shape[1])[None].bool())),
+        lambda model, batch: il.ablate_heads(
+            model, HEADS, mode="mean", reference=batch, positions="last"
+        ),
+        lambda model, batch: il.edited(
+            model, il.Reweight(HEADS, factors(batch), renormalize=False), batch=batch
+        ),
+        lambda model, batch: il.edited(
+            model, il.Block(HEADS, torch.eye(batch.tokens.shape[1])[None].bool())
+        ),
         lambda model, batch: il.edited(model, il.RemovePosition(HEADS, strength=0.7)),
-        lambda model, batch: il.patch_heads(model, HEADS, batch[1:2], activation="q", positions="last"),
-        lambda model, batch: il.patch_heads(model, HEADS, batch[1:2], activation="z", positions="last"),
+        lambda model, batch: il.patch_heads(
+            model, HEADS, batch[1:2], activation="q", positions="last"
+        ),
+        lambda model, batch: il.patch_heads(
+            model, HEADS, batch[1:2], activation="z", positions="last"
+        ),
     ],
     ids=["zero", "mean", "scale", "block", "position", "patch q", "patch z"],
 )
@@ -135,7 +147,9 @@ def test_raw_interventions_are_the_bridges(run, load_tiny, name, edit):
 @pytest.mark.parametrize("name", HOOKED_EXACT)
 def test_raw_effects_are_the_bridges(run, load_tiny, name):
     model, batch, _, _ = run(name, "raw")
-    ours, theirs = (il.head_effects(tested_model, batch).log_prob for tested_model in (model, load_tiny(name)))
+    ours, theirs = (
+        il.head_effects(tested_model, batch).log_prob for tested_model in (model, load_tiny(name))
+    )
     assert_close(ours, theirs)
 
 
@@ -151,7 +165,9 @@ def test_contrasts_are_logit_attrs(run, name):
     layers = il.layer_log_prob_increase(acts, targets, against=against)
     neurons = None
     if name not in families.MIXTURES:
-        neurons = torch.stack([il.neuron_log_prob_increase(acts, i, targets, against=against) for i in range(3)], 1)
+        neurons = torch.stack(
+            [il.neuron_log_prob_increase(acts, i, targets, against=against) for i in range(3)], 1
+        )
     for i in range(len(batch)):
         _, cache = model.run_with_cache(batch.tokens[i : i + 1, : int(batch.last[i]) + 1])
 
@@ -161,11 +177,17 @@ def test_contrasts_are_logit_attrs(run, name):
 
         assert_close(heads[i].flatten(), attrs(cache.stack_head_results(layer=-1, pos_slice=-1)))
         if neurons is not None:
-            assert_close(neurons[i].flatten(), attrs(cache.stack_neuron_results(layer=-1, pos_slice=-1)))
-        parts, labels = cache.decompose_resid(layer=-1, mode="all", return_labels=True, pos_slice=-1)
+            assert_close(
+                neurons[i].flatten(), attrs(cache.stack_neuron_results(layer=-1, pos_slice=-1))
+            )
+        parts, labels = cache.decompose_resid(
+            layer=-1, mode="all", return_labels=True, pos_slice=-1
+        )
         attributions = dict(zip(labels, attrs(parts), strict=True))
         for kind, ours in (("attn", layers.attn), ("mlp", layers.ffn)):
-            assert_close(ours[i], torch.stack([attributions[f"{layer}_{kind}_out"] for layer in range(3)]))
+            assert_close(
+                ours[i], torch.stack([attributions[f"{layer}_{kind}_out"] for layer in range(3)])
+            )
 
 
 def test_capture_leaves_no_gradients(run):
@@ -174,7 +196,9 @@ def test_capture_leaves_no_gradients(run):
     """
     model, batch, acts, _ = run("gpt2", "processed")
     assert all(parameter.requires_grad for parameter in model.parameters())
-    assert not any(value.requires_grad for value in vars(acts).values() if isinstance(value, torch.Tensor))
+    assert not any(
+        value.requires_grad for value in vars(acts).values() if isinstance(value, torch.Tensor)
+    )
     assert not il.head_log_prob_increase(acts, batch.answer_tokens).requires_grad
     assert not acts.last_query(il.Head(1, 1)).requires_grad
 
@@ -185,7 +209,9 @@ def test_olmo2_without_grouped_queries(tmp_path, monkeypatch, processed):
     and ln2.
     """
     kind, options = families.CONFIGS["olmo2"]
-    monkeypatch.setitem(families.CONFIGS, "olmo2", (kind, options | {"num_key_value_heads": families.N_HEADS}))
+    monkeypatch.setitem(
+        families.CONFIGS, "olmo2", (kind, options | {"num_key_value_heads": families.N_HEADS})
+    )
     hf = families.save("olmo2", tmp_path / "tiny")
     model = hooked(hf, tmp_path / "tiny", families.tokenizer(), processed=processed)
     batch = il.tokenize(model, PROMPTS, prepend_bos=False)
@@ -201,7 +227,9 @@ def test_families_without_conversion_raise_transformer_lens_own_error(tmp_path, 
             "has no attribute 'weight'",
         ),  # of the final norm, which it lacks
     }
-    error, message = errors.get(name, (NotImplementedError, "ForCausalLM is not currently supported"))
+    error, message = errors.get(
+        name, (NotImplementedError, "ForCausalLM is not currently supported")
+    )
     hf = families.save(name, tmp_path / "tiny")
     with pytest.raises(error, match=message):
         hooked(hf, tmp_path / "tiny", families.tokenizer(), processed=False)
@@ -210,11 +238,16 @@ def test_families_without_conversion_raise_transformer_lens_own_error(tmp_path, 
 @pytest.mark.parametrize("name", OTHER_MODELS)
 def test_families_converted_into_another_model_are_captured_as_that_model(tmp_path, name):
     hf = families.save(name, tmp_path / "tiny")
-    model = hooked(hf, tmp_path / "tiny", families.tokenizer(), processed="processing" in NOT_HOOKED[name])
+    model = hooked(
+        hf, tmp_path / "tiny", families.tokenizer(), processed="processing" in NOT_HOOKED[name]
+    )
     batch = il.tokenize(model, PROMPTS[0], prepend_bos=False)
     with torch.no_grad():
         converted_log_probs, theirs = (
-            logits.log_softmax(-1) for logits in (model(batch.tokens)[0, -1], hf(batch.tokens).logits[0, -1])
+            logits.log_softmax(-1)
+            for logits in (model(batch.tokens)[0, -1], hf(batch.tokens).logits[0, -1])
         )
     assert (converted_log_probs - theirs).abs().max() > 0.05
-    assert_close(il.capture(model, batch).label_log_probs[0], converted_log_probs[batch.label_tokens])
+    assert_close(
+        il.capture(model, batch).label_log_probs[0], converted_log_probs[batch.label_tokens]
+    )

@@ -29,7 +29,11 @@ COARSE = ["ABBR", "DESC"]
 
 
 def files_of(folder):
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def saved(folder, revision, **how):
@@ -91,13 +95,23 @@ def content(tmp_path_factory):
         "some/adapter": {"adapter_config.json": b"{}"},
     }
     news = ["World", "Sports", "Business", "Sci/Tech"]
-    amazon = [(f"amazon_polarity/{s}-{i:05d}-of-00002.parquet", f"{s} {i}") for s in SPLITS for i in range(2)]
+    amazon = [
+        (f"amazon_polarity/{s}-{i:05d}-of-00002.parquet", f"{s} {i}")
+        for s in SPLITS
+        for i in range(2)
+    ]
     data = {
-        "SetFit/sst2": {f"{s}.jsonl": lines(s, "label_text", ["negative", "positive"]) for s in SPLITS},
+        "SetFit/sst2": {
+            f"{s}.jsonl": lines(s, "label_text", ["negative", "positive"]) for s in SPLITS
+        },
         "SetFit/TREC-QC": {f"{s}.jsonl": lines(s, "label_coarse_original", COARSE) for s in SPLITS},
         "SetFit/ethos_binary": {f"{s}.jsonl": lines(s, "label", [0, 1]) for s in SPLITS},
-        "fancyzhx/ag_news": {f"data/{s}-00000-of-00001.parquet": parquet(s, "text", news) for s in SPLITS},
-        "fancyzhx/amazon_polarity": {file: parquet(split, "content", count=20_010) for file, split in amazon},
+        "fancyzhx/ag_news": {
+            f"data/{s}-00000-of-00001.parquet": parquet(s, "text", news) for s in SPLITS
+        },
+        "fancyzhx/amazon_polarity": {
+            file: parquet(split, "content", count=20_010) for file, split in amazon
+        },
     }
     return {name: {"main": files} for name, files in (models | data).items()} | {
         "gpt2": {"main": main | {"README.md": b"# not needed"}, "v1": saved(root, "v1")},
@@ -121,7 +135,9 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def hub(content, cache, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # the client waits before it tries again
+    monkeypatch.setattr(
+        time, "sleep", lambda seconds: None
+    )  # the client waits before it tries again
     monkeypatch.delenv("HF_TOKEN", raising=False)
     with Hub(content, private="some/private", gated="some/gated") as hub:
         yield hub
@@ -293,7 +309,10 @@ def test_datasets_are_fetched_once_with_their_classes(hub, cache, name):
     assert len(hub.asked) == 1
     rows, names = tables["train"].rows, tables["train"].class_names[label]
     assert len(rows) == (20_000 if name == "amazon" else ROWS)
-    assert sorted({names[row[label]] if isinstance(row[label], int) else row[label] for row in rows}) == DATASETS[name]
+    assert (
+        sorted({names[row[label]] if isinstance(row[label], int) else row[label] for row in rows})
+        == DATASETS[name]
+    )
     assert_refused(
         "got 'test', 'train'; choose another; or pass a local copy with path=",
         load_task,
@@ -302,7 +321,9 @@ def test_datasets_are_fetched_once_with_their_classes(hub, cache, name):
     )
 
 
-@pytest.mark.parametrize(("fault", "words"), [("cut", "RemoteProtocolError"), ("ReadTimeout", "ReadTimeout")])
+@pytest.mark.parametrize(
+    ("fault", "words"), [("cut", "RemoteProtocolError"), ("ReadTimeout", "ReadTimeout")]
+)
 def test_datasets_that_cannot_be_fetched(hub, fault, words):
     hub.fault = (fault, "")
     assert_refused(words, load_task, "trec")
@@ -361,5 +382,7 @@ def test_bars_of_downloads_in_a_terminal_only(terminal, monkeypatch):
 
 def test_a_cache_folder_that_is_a_file_is_called_so(cache):
     cache.write_text("")
-    with pytest.raises(il.InputError, match=r"the cache of huggingface_hub must be a folder, but '.*hub' is a file"):
+    with pytest.raises(
+        il.InputError, match=r"the cache of huggingface_hub must be a folder, but '.*hub' is a file"
+    ):
         il.load_model("gpt2")

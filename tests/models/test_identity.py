@@ -21,7 +21,9 @@ from icl_lens.models.identity import reads_only_earlier_tokens, unbridged
 from icl_lens.models.view import ModelView
 
 PROMPT = il.Prompt.parse(families.PROMPT, answer="foo")
-LONGER = il.Prompt.parse(f"{families.PROMPT[:-5].rstrip()} red : bar blue : foo one :", answer="foo")
+LONGER = il.Prompt.parse(
+    f"{families.PROMPT[:-5].rstrip()} red : bar blue : foo one :", answer="foo"
+)
 
 
 class Scaled(nn.Module):
@@ -160,7 +162,9 @@ def test_a_changed_model_is_measured_as_it_is_or_refused(way):
     family, change, cause = WAYS[way]
     hf = changed(family, change)
     if cause is not None:
-        with pytest.raises(il.InputError, match=r"computes other log-prob|must run its own modules") as error:
+        with pytest.raises(
+            il.InputError, match=r"computes other log-prob|must run its own modules"
+        ) as error:
             il.load_model(hf_model=hf, tokenizer=families.tokenizer(), device="cpu")
         error.match(cause)
         return
@@ -180,12 +184,18 @@ def test_half_precision_is_compared_too():
 def bridge_of(hf):
     """Return a bridge that was not built by `load_model`."""
     hf.config.architectures = [type(hf).__name__]
-    return TransformerBridge.boot_transformers("mine", hf_model=hf, tokenizer=families.tokenizer(), device="cpu")
+    return TransformerBridge.boot_transformers(
+        "mine", hf_model=hf, tokenizer=families.tokenizer(), device="cpu"
+    )
 
 
 def test_a_bridge_of_the_user_is_compared_on_its_first_batch():
-    model = bridge_of(changed("llama_gqa", lambda hf: halve_attention(hf.model.layers[2].self_attn)))
-    with pytest.raises(il.InputError, match=r"after prompt 0, more than .*layers\.2\.self_attn was replaced"):
+    model = bridge_of(
+        changed("llama_gqa", lambda hf: halve_attention(hf.model.layers[2].self_attn))
+    )
+    with pytest.raises(
+        il.InputError, match=r"after prompt 0, more than .*layers\.2\.self_attn was replaced"
+    ):
         il.score(model, il.tokenize(model, [PROMPT], prepend_bos=False))
 
 
@@ -204,7 +214,9 @@ def test_a_difference_in_longer_texts_is_found_in_the_first_longer_batch():
 
         attention.forward = types.MethodType(forward, attention)
 
-    model = il.load_model(hf_model=changed("llama", change), tokenizer=families.tokenizer(), device="cpu")
+    model = il.load_model(
+        hf_model=changed("llama", change), tokenizer=families.tokenizer(), device="cpu"
+    )
     batch = il.tokenize(model, [PROMPT], prepend_bos=False)
     assert il.score(model, batch).isfinite().all()
     longer = il.tokenize(model, [PROMPT, LONGER], prepend_bos=False)
@@ -223,7 +235,9 @@ def test_weights_that_are_edited_after_loading_are_measured(family):
         il.load_model(hf_model=hf, tokenizer=families.tokenizer(), device="cpu"),
         bridge_of(hf),
     ):
-        clean = il.load_model(hf_model=families.build(family), tokenizer=families.tokenizer(), device="cpu")
+        clean = il.load_model(
+            hf_model=families.build(family), tokenizer=families.tokenizer(), device="cpu"
+        )
         with torch.no_grad():
             model.blocks[1].attn.v.original_component.weight.mul_(0.5)
         batch = il.tokenize(model, [PROMPT], prepend_bos=False)
@@ -253,7 +267,9 @@ def score_with_a_hook(model):
 
 
 def score_with_a_hook_on_a_module(model):
-    model.original_model.model.layers[1].mlp.register_forward_hook(lambda module, args, output: 0.5 * output)
+    model.original_model.model.layers[1].mlp.register_forward_hook(
+        lambda module, args, output: 0.5 * output
+    )
     return il.score(model, batch_of(model))
 
 
@@ -270,13 +286,17 @@ def score_processed_weights(model):
 FIRST_CALLS = {
     "a batch": lambda model: il.score(model, batch_of(model)),
     "a batch of a copy": lambda model: il.score(copy.deepcopy(model), batch_of(model)),
-    "edits": lambda model: il.score(model, batch_of(model), [[il.Ablate(["L1H0"], positions="last")]]),
+    "edits": lambda model: il.score(
+        model, batch_of(model), [[il.Ablate(["L1H0"], positions="last")]]
+    ),
     "inside an edit": score_inside_an_edit,
     "a hook": score_with_a_hook,
     "a hook on a module": score_with_a_hook_on_a_module,
     "processed weights": score_processed_weights,
     "weights": lambda model: ModelView.of(model).W_O(1),
-    "a pass of TransformerLens": lambda model: model.run_with_cache(torch.tensor([families.PROMPT_IDS])),
+    "a pass of TransformerLens": lambda model: model.run_with_cache(
+        torch.tensor([families.PROMPT_IDS])
+    ),
 }
 """Each is the first use of a model from files, which was not compared on loading."""
 
@@ -285,12 +305,16 @@ FIRST_CALLS = {
 def test_a_model_from_files_is_compared_before_its_first_numbers(first, folder_not_causal):
     model = il.load_model(folder_not_causal, tokenizer=families.tokenizer(), device="cpu")
     for _ in range(2):  # and again, if it is used again
-        with pytest.raises(il.InputError, match=r"more than rounding explains; .*attention is not causal"):
+        with pytest.raises(
+            il.InputError, match=r"more than rounding explains; .*attention is not causal"
+        ):
             FIRST_CALLS[first](model)
 
 
 @pytest.mark.parametrize("first", FIRST_CALLS)
-def test_a_model_from_files_that_its_bridge_follows_is_compared_once(first, family_folder, monkeypatch):
+def test_a_model_from_files_that_its_bridge_follows_is_compared_once(
+    first, family_folder, monkeypatch
+):
     compared = []
     run = identity.hugging_face_log_probs
     monkeypatch.setattr(
@@ -329,7 +353,9 @@ def test_the_model_in_a_bridge_is_run_by_its_own_modules_and_put_back(load_tiny)
     model = load_tiny("gpt2")
     modules = [type(module) for module in model.original_model.modules()]
     with unbridged(model) as original:
-        assert not any(type(module).__module__.startswith("transformer_lens") for module in original.modules())
+        assert not any(
+            type(module).__module__.startswith("transformer_lens") for module in original.modules()
+        )
     assert [type(module) for module in model.original_model.modules()] == modules
 
 
@@ -343,7 +369,9 @@ def test_every_kind_of_batch_is_compared_once(load_tiny, monkeypatch):
         "hugging_face_log_probs",
         lambda hf, tokens: compared.append(tokens.shape) or run(hf, tokens),
     )
-    alone, padded = (il.tokenize(model, prompts, prepend_bos=False) for prompts in ([PROMPT], [PROMPT, LONGER]))
+    alone, padded = (
+        il.tokenize(model, prompts, prepend_bos=False) for prompts in ([PROMPT], [PROMPT, LONGER])
+    )
     for batch in (alone, alone, padded, padded, alone):
         il.score(model, batch)
     assert compared == [alone.tokens.shape, (1, padded.tokens.shape[1]), alone.tokens.shape]
@@ -391,7 +419,9 @@ def test_models_in_memory_have_a_name_and_need_no_architectures():
         ("gpt2", "add_cross_attention", "cross attention"),
     ],
 )
-def test_configurations_that_no_function_can_explain_are_refused_in_one_sentence(family, setting, reason):
+def test_configurations_that_no_function_can_explain_are_refused_in_one_sentence(
+    family, setting, reason
+):
     config = copy.deepcopy(families.build(family).config)
     setattr(config, setting, True)
     hf = AutoModelForCausalLM.from_config(config).eval()
@@ -402,7 +432,9 @@ def test_configurations_that_no_function_can_explain_are_refused_in_one_sentence
 
 @pytest.mark.filterwarnings("ignore")
 def test_quantized_modules_are_refused_in_one_sentence():
-    hf = torch.ao.quantization.quantize_dynamic(families.build("llama"), {nn.Linear}, dtype=torch.qint8)
+    hf = torch.ao.quantization.quantize_dynamic(
+        families.build("llama"), {nn.Linear}, dtype=torch.qint8
+    )
     with pytest.raises(
         il.InputError,
         match=r"with quantized modules \(Linear of .*quantized.*before it is quantized",
@@ -435,7 +467,8 @@ def test_weights_are_read_only_where_modules_compute_with_them():
     plain.model.layers[1].mlp.down_proj.weight.data.mul_(0.5)
     plain.model.layers[1].self_attn.q_proj.weight.data.mul_(0.5)
     wrapped, halved = (
-        il.load_model(hf_model=hf_model, tokenizer=families.tokenizer(), device="cpu") for hf_model in (hf, plain)
+        il.load_model(hf_model=hf_model, tokenizer=families.tokenizer(), device="cpu")
+        for hf_model in (hf, plain)
     )
     batch = il.tokenize(wrapped, [PROMPT], prepend_bos=False)
     acts, same = il.capture(wrapped, batch), il.capture(halved, batch)
@@ -446,6 +479,8 @@ def test_weights_are_read_only_where_modules_compute_with_them():
         lambda: il.neuron_log_prob_increase(acts, 1),
         lambda: il.query_key_metric(wrapped, "L1H0"),
     ):
-        with pytest.raises(il.InputError, match=r"(down|q)_proj computes something else .*Scaled.*merge_and_unload"):
+        with pytest.raises(
+            il.InputError, match=r"(down|q)_proj computes something else .*Scaled.*merge_and_unload"
+        ):
             read()
     assert acts.view.fingerprint() != same.view.fingerprint()

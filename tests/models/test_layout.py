@@ -49,7 +49,9 @@ def test_a_layer_with_other_sizes_or_without_a_hook_is_named(load_tiny, monkeypa
         patch.setattr(model.cfg, "n_key_value_heads", 3, raising=False)
         patch.setattr(model.cfg, "d_head", 4)
         patch.setattr(layout, "_CHECKED", set())
-        with pytest.raises(il.InputError, match="W_Q in layer 0 does not have the size 4×32×4 of the configuration"):
+        with pytest.raises(
+            il.InputError, match="W_Q in layer 0 does not have the size 4×32×4 of the configuration"
+        ):
             ModelView.of(model)
     with monkeypatch.context() as patch:
         patch.setattr(layout, "_CHECKED", set())
@@ -77,7 +79,10 @@ def test_layers_without_rotation_have_no_distance(load_tiny, name):
     model = load_tiny(name)
     x = torch.randn(2, 5, families.D_MODEL, generator=torch.Generator().manual_seed(0))
     for layer, rotates in enumerate(ROTATES[name]):
-        near, far = (il.query_key_metric(model, (layer, 1), distance=distance).scores(*x) for distance in (1, 9))
+        near, far = (
+            il.query_key_metric(model, (layer, 1), distance=distance).scores(*x)
+            for distance in (1, 9)
+        )
         assert torch.equal(near, far) != rotates
 
 
@@ -105,7 +110,9 @@ def test_heads_that_gate_their_values_are_refused(load_tiny, gpt2_batch, monkeyp
         return z * 0.5
 
     with model.hooks(fwd_hooks=[("blocks.1.attn.hook_z", gate)]):
-        with pytest.raises(il.InputError, match="in layer 1 the heads' outputs are not the sum of their values"):
+        with pytest.raises(
+            il.InputError, match="in layer 1 the heads' outputs are not the sum of their values"
+        ):
             il.capture(model, gpt2_batch)
         unchecked = il.capture(model, gpt2_batch, check=False)
     clean = il.capture(model, gpt2_batch)

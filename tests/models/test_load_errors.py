@@ -23,7 +23,9 @@ def config(**changes):
     def spoil(folder):
         path = folder / "config.json"
         there = json.loads(path.read_text()) | changes
-        path.write_text(json.dumps({key: value for key, value in there.items() if value is not None}))
+        path.write_text(
+            json.dumps({key: value for key, value in there.items() if value is not None})
+        )
 
     return spoil
 
@@ -206,7 +208,9 @@ def test_buffers_and_extra_heads_are_no_fault(family, spoilt, load_tiny):
         state.clear()
         state.update(changed)
 
-    model = il.load_model(spoilt(family, weights(change)), device="cpu", tokenizer=families.tokenizer())
+    model = il.load_model(
+        spoilt(family, weights(change)), device="cpu", tokenizer=families.tokenizer()
+    )
     for (key, loaded_tensor), (_, wanted) in zip(
         model.original_model.named_parameters(),
         load_tiny(family).original_model.named_parameters(),
@@ -217,7 +221,9 @@ def test_buffers_and_extra_heads_are_no_fault(family, spoilt, load_tiny):
 
 def test_weights_too_large_for_float16_are_refused(spoilt):
     folder = spoilt("gpt2", weights(lambda s: s[C_FC][0].fill_(1e6)))
-    with pytest.raises(il.InputError, match=r"contain infinity in .*use --dtype float32 or bfloat16"):
+    with pytest.raises(
+        il.InputError, match=r"contain infinity in .*use --dtype float32 or bfloat16"
+    ):
         il.load_model(folder, device="cpu", dtype="float16")
     il.load_model(folder, device="cpu")
 

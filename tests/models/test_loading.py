@@ -35,7 +35,10 @@ def test_loaded_models_are_raw_and_quiet(gpt2):
 
 
 def test_all_modules_are_those_of_the_model_and_of_the_model_that_it_wraps(gpt2):
-    outer_modules, wrapped = list(gpt2.modules()), list(getattr(gpt2, "original_model", gpt2).modules())
+    outer_modules, wrapped = (
+        list(gpt2.modules()),
+        list(getattr(gpt2, "original_model", gpt2).modules()),
+    )
     modules = all_modules(gpt2)
     assert len(modules) == len({*map(id, modules)})
     assert {*map(id, modules)} == {*map(id, [*outer_modules, *wrapped])}
@@ -140,8 +143,17 @@ def test_a_tokenizer_that_is_passed_is_not_changed(family_folder):
     tokenizer = families.tokenizer()
 
     def state():
-        plain = {name: value for name, value in vars(tokenizer).items() if not name.startswith("_tokenizer")}
-        return repr(plain), tokenizer.backend_tokenizer.to_str(), len(tokenizer), repr(tokenizer.special_tokens_map)
+        plain = {
+            name: value
+            for name, value in vars(tokenizer).items()
+            if not name.startswith("_tokenizer")
+        }
+        return (
+            repr(plain),
+            tokenizer.backend_tokenizer.to_str(),
+            len(tokenizer),
+            repr(tokenizer.special_tokens_map),
+        )
 
     before = state()
     for name in ("gpt2", "llama_gqa"):

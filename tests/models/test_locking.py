@@ -197,7 +197,9 @@ def test_a_new_function_waits_behind_a_block_and_is_refused_while_it_is_open():
 
 def test_functions_with_edits_of_their_own_do_not_wait_for_each_other_for_ever(gpt2, gpt2_batch):
     def texts(_):
-        return il.generate(gpt2, gpt2_batch[:2], [[il.Ablate(HEADS)]], max_new_tokens=2, temperature=1.0).texts
+        return il.generate(
+            gpt2, gpt2_batch[:2], [[il.Ablate(HEADS)]], max_new_tokens=2, temperature=1.0
+        ).texts
 
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(texts, range(8)))) == 1
@@ -248,4 +250,6 @@ def test_threads_give_the_numbers_of_one_thread_bit_for_bit(gpt2, gpt2_batch):
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda function: function(), functions * 8))
     for number, values in enumerate(together):
-        torch.testing.assert_close(values, alone[number % len(functions)], rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(
+            values, alone[number % len(functions)], rtol=0, atol=0, equal_nan=True
+        )

@@ -22,8 +22,12 @@ def peft():
 
 def configuration(peft, kind):
     if kind == "ia3":
-        return peft.IA3Config(task_type="CAUSAL_LM", target_modules=TARGETS, feedforward_modules=["down_proj"])
-    return peft.LoraConfig(task_type="CAUSAL_LM", r=4, use_dora=kind == "dora", target_modules=TARGETS)
+        return peft.IA3Config(
+            task_type="CAUSAL_LM", target_modules=TARGETS, feedforward_modules=["down_proj"]
+        )
+    return peft.LoraConfig(
+        task_type="CAUSAL_LM", r=4, use_dora=kind == "dora", target_modules=TARGETS
+    )
 
 
 def adapted(peft, family, config):
@@ -66,7 +70,9 @@ def test_an_adapter_gives_the_numbers_of_the_merged_model_or_is_refused(peft, ki
 
 def test_an_adapter_on_a_joint_matrix_is_refused(peft):
     config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["c_attn"])
-    with pytest.raises(il.InputError, match=r"an adapter of peft acts on .*c_attn.*merge_and_unload"):
+    with pytest.raises(
+        il.InputError, match=r"an adapter of peft acts on .*c_attn.*merge_and_unload"
+    ):
         load(adapted(peft, "gpt2", config))
 
 

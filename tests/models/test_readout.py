@@ -81,7 +81,9 @@ def test_ranks_and_words_by_hand():
     assert readout.top_tokens(vector.expand(2, 3, 4), k=1) == [[["the"]] * 3] * 2
     assert readout.ranks(vector, torch.tensor([2])).tolist() == [2]
     assert readout.ranks(vector.expand(2, 4), torch.tensor([1, 3])).tolist() == [1, 4]
-    assert readout.ranks(torch.zeros(1, 4), torch.tensor([2])).tolist() == [1], "ties share the better rank"
+    assert readout.ranks(torch.zeros(1, 4), torch.tensor([2])).tolist() == [1], (
+        "ties share the better rank"
+    )
 
 
 def test_ranks_do_not_depend_on_the_convention():
@@ -121,7 +123,9 @@ def test_only_planted_directions_stand_out():
     assert descriptions.standouts[-1] < -MIN_STANDOUT
     assert_close(readout.describe(0.01 * vectors, tokens).standouts, descriptions.standouts)
     # A token that is not shown cannot make a vector stand out.
-    hidden = readout.describe(planted, tokens[:3], keep=lambda name: name not in ("t5", "t77", "t640"))
+    hidden = readout.describe(
+        planted, tokens[:3], keep=lambda name: name not in ("t5", "t77", "t640")
+    )
     assert (hidden.standouts < descriptions.standouts[:3] - MIN_STANDOUT).all()
     assert all("t5" not in names for names in hidden.tokens)
 

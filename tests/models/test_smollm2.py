@@ -27,7 +27,9 @@ PROSE = (Path(__file__).parents[2] / "LICENSE").read_text(encoding="utf-8")
 pytestmark = [
     pytest.mark.real_model,
     pytest.mark.slow,
-    pytest.mark.skipif(SMOLLM2.status != "installed", reason=f"{SMOLLM2.name} is not installed: {SMOLLM2.command}"),
+    pytest.mark.skipif(
+        SMOLLM2.status != "installed", reason=f"{SMOLLM2.name} is not installed: {SMOLLM2.command}"
+    ),
 ]
 
 
@@ -49,7 +51,9 @@ def hf():
     """The same file, loaded by transformers alone."""
     where = {"gguf_file": SMOLLM2.path.name}
     with cached_parser("the file"):  # the same numbers in a third of the time
-        loaded = AutoModelForCausalLM.from_pretrained(SMOLLM2.path.parent, dtype=torch.float32, **where)
+        loaded = AutoModelForCausalLM.from_pretrained(
+            SMOLLM2.path.parent, dtype=torch.float32, **where
+        )
         tokenizer = AutoTokenizer.from_pretrained(SMOLLM2.path.parent, **where)
     loaded.set_attn_implementation("eager")
     return SimpleNamespace(model=loaded.eval(), tokenizer=tokenizer)
@@ -73,7 +77,9 @@ def test_logits_are_transformers_own(model, hf):
 
 def test_the_papers_prompt(model):
     """The figures that the documentation states."""
-    explanation = il.explain(model, "love : bar like : bar eight : foo two : foo one :", n_ablated=1)
+    explanation = il.explain(
+        model, "love : bar like : bar eight : foo two : foo one :", n_ablated=1
+    )
     assert explanation.predicted == "foo"
     assert 100 * explanation.scores.probs["foo"] == pytest.approx(52.35, abs=0.1)
     assert 100 * explanation.scores.probs["bar"] == pytest.approx(11.5, abs=0.1)
@@ -90,7 +96,9 @@ def test_heads_agree_with_the_reference(acts, references):
     prompt.
     """
     increases = il.head_log_prob_increase(acts, acts.batch.answer_tokens)
-    contrasts = il.head_log_prob_increase(acts, acts.batch.answer_tokens, against=acts.batch.other_label_tokens)
+    contrasts = il.head_log_prob_increase(
+        acts, acts.batch.answer_tokens, against=acts.batch.other_label_tokens
+    )
     for i, reference in enumerate(references):
         answer, other_label = (
             int(acts.batch.answer_tokens[i]),
@@ -98,7 +106,9 @@ def test_heads_agree_with_the_reference(acts, references):
         )
         expected = reference.increase("heads", answer)
         assert (increases[i] - expected).abs().max() <= ATOL
-        assert (contrasts[i] - reference.increase("heads", answer, [other_label])).abs().max() <= ATOL
+        assert (
+            contrasts[i] - reference.increase("heads", answer, [other_label])
+        ).abs().max() <= ATOL
         assert expected.abs().max() > 100 * ATOL
 
 
@@ -111,7 +121,9 @@ def test_certified_parts_are_the_largest_of_all(acts, references):
         places = everything[parts.layer[i], parts.head[i], parts.position[i]]
         assert (parts.value[i] - places).abs().max() <= ATOL
         assert (parts.value[i] - everything.flatten().topk(K).values).abs().max() <= ATOL
-        assert parts.n_exact[i] < parts.n_parts[i] == everything.numel()  # most are left out by their bounds
+        assert (
+            parts.n_exact[i] < parts.n_parts[i] == everything.numel()
+        )  # most are left out by their bounds
 
 
 def test_the_keys_of_induction_heads_come_from_a_previous_token_head(model):
@@ -119,10 +131,17 @@ def test_the_keys_of_induction_heads_come_from_a_previous_token_head(model):
     earlier occurrence.
     """
     ids = torch.randint(200, 20000, (6, 20), generator=torch.Generator().manual_seed(0))
-    batch = il.PromptBatch.from_tokens(torch.cat([ids, ids[:, :6]], dim=1), model=model, targets=ids[:, 6])
-    follows = il.capture(model, batch).pattern[..., 6].mean(0)  # after the earlier copy of the last token
+    batch = il.PromptBatch.from_tokens(
+        torch.cat([ids, ids[:, :6]], dim=1), model=model, targets=ids[:, 6]
+    )
+    follows = (
+        il.capture(model, batch).pattern[..., 6].mean(0)
+    )  # after the earlier copy of the last token
     previous = il.repeated_token_scores(model).previous_token
-    heads = [il.Head.from_index(int(index), follows.shape[1]) for index in follows.flatten().topk(2).indices]
+    heads = [
+        il.Head.from_index(int(index), follows.shape[1])
+        for index in follows.flatten().topk(2).indices
+    ]
     assert min(float(follows[head]) for head in heads) > 0.5
     edge_effects = il.head_to_head_effects(model, batch, heads, part="k", at=6)
     for number, head in enumerate(heads):
@@ -144,7 +163,9 @@ def test_the_queries_of_name_movers_come_from_heads_that_attend_to_the_second_su
     batch = il.tokenize(model, texts)
     acts, rows = il.capture(model, batch), torch.arange(len(batch))
     at = {
-        name: torch.tensor([pick([i for i, id in enumerate(row) if id == token]) for row, token in tokens])
+        name: torch.tensor(
+            [pick([i for i, id in enumerate(row) if id == token]) for row, token in tokens]
+        )
         for name, pick, tokens in (
             (
                 "object",
@@ -160,7 +181,11 @@ def test_the_queries_of_name_movers_come_from_heads_that_attend_to_the_second_su
     }
     attention = {name: acts.pattern[rows, ..., place].mean(0) for name, place in at.items()}
     increase = il.head_log_prob_increase(acts, batch.answer_tokens, against=batch.against).mean(0)
-    movers = [head for head in acts.view.heads() if attention["object"][head] > 0.4 and increase[head] > 0.3]
+    movers = [
+        head
+        for head in acts.view.heads()
+        if attention["object"][head] > 0.4 and increase[head] > 0.3
+    ]
     movers = sorted(movers, key=lambda head: -float(increase[head]))[:2]
     assert movers
     edge_effects = il.head_to_head_effects(model, batch, movers, part="q", against=batch.against)
@@ -189,7 +214,10 @@ def test_explain_and_score_warn_of_an_answer_without_its_space(model):
 
 
 def rows(batch: il.PromptBatch) -> list[list[int]]:
-    return [tokens[: int(last) + 1].tolist() for tokens, last in zip(batch.tokens, batch.last, strict=True)]
+    return [
+        tokens[: int(last) + 1].tolist()
+        for tokens, last in zip(batch.tokens, batch.last, strict=True)
+    ]
 
 
 def test_function_vectors_are_those_of_the_published_recipe(model, hf):
@@ -204,9 +232,13 @@ def test_function_vectors_are_those_of_the_published_recipe(model, hf):
         asked=task.asked[:4],
         test=task.test[:8],
     )
-    clean, corrupted = (vectors.tokenized(model, prompts) for prompts in (task.clean, task.shuffled))
+    clean, corrupted = (
+        vectors.tokenized(model, prompts) for prompts in (task.clean, task.shuffled)
+    )
     mean_outputs = recipe.mean_outputs(hf.model, rows(clean))
-    theirs = recipe.indirect_effects(hf.model, rows(corrupted), corrupted.answer_tokens.tolist(), mean_outputs)
+    theirs = recipe.indirect_effects(
+        hf.model, rows(corrupted), corrupted.answer_tokens.tolist(), mean_outputs
+    )
     ours = vectors.indirect_effects(model, task).double()
     torch.testing.assert_close(ours, theirs, atol=ATOL, rtol=0)
     assert theirs.mean(0).max() > 0.02

@@ -25,7 +25,9 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 import icl_lens as il
 
 CORPUS = ["love : bar eight 12 : foo one"] * 3
-PROMPT = il.Prompt([il.Demonstration("love", "bar"), il.Demonstration("eight 12", "foo")], "one", "foo")
+PROMPT = il.Prompt(
+    [il.Demonstration("love", "bar"), il.Demonstration("eight 12", "foo")], "one", "foo"
+)
 TEMPLATE = il.Template("{text} <sep> {label}", "{text} <sep>", " ")
 TEXT = "love <sep> bar eight 12 <sep> foo one <sep>"
 QWEN_SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -34,7 +36,9 @@ QWEN_SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n
 
 def byte_level(before=(), use_regex=True, post_processor=True):
     raw = Tokenizer(models.BPE())
-    raw.pre_tokenizer = pre_tokenizers.Sequence([*before, pre_tokenizers.ByteLevel(False, use_regex=use_regex)])
+    raw.pre_tokenizer = pre_tokenizers.Sequence(
+        [*before, pre_tokenizers.ByteLevel(False, use_regex=use_regex)]
+    )
     if post_processor:
         raw.post_processor = processors.ByteLevel(trim_offsets=False)
     raw.decoder = decoders.ByteLevel()
@@ -45,7 +49,9 @@ def pieces(*normalizer):
     raw = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     raw.normalizer = normalizers.Sequence([*normalizer, normalizers.Replace(" ", "▁")])
     raw.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
-    raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    raw.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     return raw
 
 
@@ -120,7 +126,9 @@ def train_anew(tokenizer):
     """Other ids for the same names, as `train_new_from_iterator` gives them; the origin's name
     remains.
     """
-    trained = tokenizer.train_new_from_iterator(["one one love bar bar : 12 eight foo <sep>"] * 3, 330)
+    trained = tokenizer.train_new_from_iterator(
+        ["one one love bar bar : 12 eight foo <sep>"] * 3, 330
+    )
     assert trained.name_or_path == tokenizer.name_or_path
     assert trained.get_vocab() != tokenizer.get_vocab()
     return trained
@@ -144,7 +152,9 @@ def load(tokenizer):
 
 
 def state(tokenizer):
-    plain = {name: value for name, value in vars(tokenizer).items() if not name.startswith("_tokenizer")}
+    plain = {
+        name: value for name, value in vars(tokenizer).items() if not name.startswith("_tokenizer")
+    }
     return (
         repr(plain),
         tokenizer.backend_tokenizer.to_str(),
@@ -176,7 +186,10 @@ def test_what_was_changed_in_memory_is_used(published):
         batch = il.tokenize(load(tokenizer), [PROMPT], template=TEMPLATE)
         assert batch.tokens[0].tolist() == expected, change.__name__
         assert state(tokenizer) == untouched, change.__name__
-        labels = [tokenizer.decode(batch.tokens[0, start:end]).strip() for start, end in batch.label_ranges[0].tolist()]
+        labels = [
+            tokenizer.decode(batch.tokens[0, start:end]).strip()
+            for start, end in batch.label_ranges[0].tolist()
+        ]
         assert labels == ["bar", "foo"], change.__name__
 
 
@@ -258,7 +271,9 @@ def test_tokens_added_to_a_bridges_tokenizer_keep_the_published_beginning(tmp_pa
         ),
     ],
 )
-def test_a_bridge_that_begins_its_texts_otherwise_is_warned_of_once(tmp_path, kind, default, sentence):
+def test_a_bridge_that_begins_its_texts_otherwise_is_warned_of_once(
+    tmp_path, kind, default, sentence
+):
     hf_model().save_pretrained(tmp_path)
     build(kind).save_pretrained(tmp_path)
     bridge = TransformerBridge.boot_transformers(str(tmp_path), device="cpu")
@@ -274,7 +289,9 @@ def test_a_bridge_that_begins_its_texts_otherwise_is_warned_of_once(tmp_path, ki
     for message in said:
         assert re.search(sentence, message)
         remedy = "prepend_bos=True for" in message
-        assert il.tokenize(bridge, "love : bar one :", prepend_bos=remedy).tokens.tolist() == own_ids
+        assert (
+            il.tokenize(bridge, "love : bar one :", prepend_bos=remedy).tokens.tolist() == own_ids
+        )
 
 
 @pytest.mark.parametrize(

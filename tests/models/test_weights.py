@@ -36,7 +36,9 @@ def test_packed_weights_are_refused(load, dtype):
     model = load("llama_gqa", device="cpu")
     linear = next(module for module in model.blocks[1].modules() if type(module) is nn.Linear)
     linear.weight = nn.Parameter(torch.zeros(linear.weight.shape).to(dtype), requires_grad=False)
-    with pytest.raises(il.InputError, match=rf"LlamaForCausalLM must not be quantized, got {str(dtype)[6:]};"):
+    with pytest.raises(
+        il.InputError, match=rf"LlamaForCausalLM must not be quantized, got {str(dtype)[6:]};"
+    ):
         ModelView.of(model)
 
 
@@ -112,7 +114,9 @@ def offloaded(load, tmp_path):
     return offloaded
 
 
-@pytest.mark.skipif(tl_version() < (4, 0), reason="TransformerLens 3 does not split fused matrices that are away")
+@pytest.mark.skipif(
+    tl_version() < (4, 0), reason="TransformerLens 3 does not split fused matrices that are away"
+)
 @pytest.mark.parametrize(
     "name",
     [name if name == "gpt2" else pytest.param(name, marks=pytest.mark.slow) for name in REST],
@@ -120,12 +124,18 @@ def offloaded(load, tmp_path):
 def test_offloaded_weights_are_read_when_needed(offloaded, load_tiny, name):
     """Results are those of the model in memory; the weights do not stay in memory afterwards."""
     model, whole = offloaded(name), load_tiny(name)
-    away = {name for name, parameter in model.original_model.named_parameters() if parameter.is_meta}
-    cases = [sweep.Case(loaded_model, sweep.PROMPTS, sweep.OTHERS) for loaded_model in (model, whole)]
+    away = {
+        name for name, parameter in model.original_model.named_parameters() if parameter.is_meta
+    }
+    cases = [
+        sweep.Case(loaded_model, sweep.PROMPTS, sweep.OTHERS) for loaded_model in (model, whole)
+    ]
     for what in READ_WEIGHTS:
         actual, expected = (sweep.CALLS[what].function(case) for case in cases)
         assert_same(actual, expected, msg=what)
-    assert {name for name, parameter in model.original_model.named_parameters() if parameter.is_meta} == away
+    assert {
+        name for name, parameter in model.original_model.named_parameters() if parameter.is_meta
+    } == away
     assert ModelView.of(model).fingerprint() == ModelView.of(whole).fingerprint()
     parameters = dict(whole.named_parameters())
     assert weights_digest(ParameterMap(model)) == weights_digest(parameters)

@@ -19,7 +19,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CONTRACTS = {
     contract["id"]: contract
-    for contract in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    for contract in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
 }
 
 

@@ -31,8 +31,12 @@ def mean_parts(case):
 
 
 CALLS = {name: call.function for name, call in sweep.CALLS.items()} | {
-    "explain": lambda c: str(il.explain(c.model, c.prompts[0], why=c.reader).to_frame("words").to_dict()),
-    "html.attention_patterns": lambda c: str(il.html.attention_patterns(["a", "b"], torch.eye(2)[None], [c.reader])),
+    "explain": lambda c: str(
+        il.explain(c.model, c.prompts[0], why=c.reader).to_frame("words").to_dict()
+    ),
+    "html.attention_patterns": lambda c: str(
+        il.html.attention_patterns(["a", "b"], torch.eye(2)[None], [c.reader])
+    ),
     "html.attention_to_labels": lambda c: str(il.html.attention_to_labels(c.acts, heads=c.heads)),
     "html.subhead_values": lambda c: str(il.html.subhead_values(explained(c), c.heads)),
     "html.words_by_position": lambda c: str(il.html.words_by_position(explained(c), c.heads)),
@@ -52,7 +56,9 @@ def takes_heads():
     """Yield the public functions and methods with an argument that is a head, or contains heads:
     owner and name.
     """
-    owners = {"": il} | {f"{name}.": getattr(il, name) for name in dir(il) if not name.startswith("_")}
+    owners = {"": il} | {
+        f"{name}.": getattr(il, name) for name in dir(il) if not name.startswith("_")
+    }
     owners |= {f"{name}.": getattr(il.results, name) for name in il.results.__all__}
     for prefix, owner in owners.items():
         for name in dir(owner):
@@ -70,7 +76,9 @@ def takes_heads():
 
 def arguments_of_heads(function):
     arguments = inspect.signature(function).parameters
-    return [name for name, parameter in arguments.items() if str(AnyHead) in str(parameter.annotation)]
+    return [
+        name for name, parameter in arguments.items() if str(AnyHead) in str(parameter.annotation)
+    ]
 
 
 def converted(value, form):

@@ -46,7 +46,9 @@ def labels(batch):
 SHOWN = [il.Demonstration("a", "b")]
 MISUSE = {
     # prompts, tasks, models, metrics
-    lambda: il.html.attention_to_labels(None, HEADS): "must be an Explanation or Activations, got None",
+    lambda: il.html.attention_to_labels(
+        None, HEADS
+    ): "must be an Explanation or Activations, got None",
     lambda: il.Prompt.parse(3): "must be a string, got 3",
     lambda: il.Prompt.parse("a : b \ud800 :"): "must be valid Unicode",
     lambda: il.Demonstration("x", ["a"]): "must be a string, got ['a']",
@@ -66,7 +68,9 @@ MISUSE = {
     lambda: il.load_task("sentiment-number", n=1.5): "n must be an integer, got 1.5",
     lambda: il.load_task("sentiment-number", labels={"foo", "bar"}): "labels must be a sequence",
     lambda: il.load_task("sentiment-number", path=3): "got 3",
-    lambda: il.load_task(il.WordTask("sentiment-number")): "a task has its own method, task.prompts()",
+    lambda: il.load_task(
+        il.WordTask("sentiment-number")
+    ): "a task has its own method, task.prompts()",
     lambda: il.load_task("mine", path="x" * 300 + ".csv"): "File name too long",
     lambda: il.TextTask("sst2", columns="text"): "must be two different names",
     lambda: il.Head.parse(None): "invalid head None",
@@ -88,11 +92,19 @@ MISUSE = {
     lambda: metrics.spearman(torch.tensor([1.0, NAN]), torch.tensor([1.0, 2.0])): "must not be NaN",
     lambda: metrics.bootstrap_interval([1.0, 2.0], draws=0): "at least 1",
     # batches: a model, its batch, and another model
-    lambda m, b, o: il.tokenize("icl-mini", ["love : foo one :"]): "got str; load it first, with model =",
+    lambda m, b, o: il.tokenize(
+        "icl-mini", ["love : foo one :"]
+    ): "got str; load it first, with model =",
     lambda m, b, o: il.tokenize(m, ["love : foo one :", 3]): "got 3",
-    lambda m, b, o: il.tokenize(m, "love : foo one :", template="{text} : {label}"): "template must be",
-    lambda m, b, o: il.tokenize(m, "love : foo one :", prepend_bos="no"): "prepend_bos must be True, False",
-    lambda m, b, o: il.tokenize(m, ["love : foo one :", il.Text("love")]): "all il.Text or all il.Prompt, got both",
+    lambda m, b, o: il.tokenize(
+        m, "love : foo one :", template="{text} : {label}"
+    ): "template must be",
+    lambda m, b, o: il.tokenize(
+        m, "love : foo one :", prepend_bos="no"
+    ): "prepend_bos must be True, False",
+    lambda m, b, o: il.tokenize(
+        m, ["love : foo one :", il.Text("love")]
+    ): "all il.Text or all il.Prompt, got both",
     lambda m, b, o: il.tokenize(m, il.Text("love"), labels=["foo"]): "do not apply to il.Text",
     lambda: il.Text(3): "must be a string, got 3",
     lambda: il.Text("love \ud800"): "must be valid Unicode",
@@ -107,14 +119,22 @@ MISUSE = {
     lambda m, b, o: list(b.split(0)): "at least 1",
     lambda m, b, o: b.at(99): "99",
     # activations and increases
-    lambda m, b, o: il.capture(m, il.PromptBatch.from_tokens([[10**6]])): "tokenized for another model",
+    lambda m, b, o: il.capture(
+        m, il.PromptBatch.from_tokens([[10**6]])
+    ): "tokenized for another model",
     lambda m, b, o: il.capture(m, "love"): "pass il.tokenize",
     lambda m, b, o: il.score(m, b.prompts): "pass il.tokenize",
     lambda m, b, o: il.head_effects(m, b.prompts): "pass il.tokenize",
-    lambda m, b, o: enter(il.ablate_heads(m, HEADS, mode="mean", reference=b.prompts)): "pass il.tokenize",
-    lambda m, b, o: il.head_log_prob_increase(b, b.answer_tokens): "acts must be Activations, got PromptBatch",
+    lambda m, b, o: enter(
+        il.ablate_heads(m, HEADS, mode="mean", reference=b.prompts)
+    ): "pass il.tokenize",
+    lambda m, b, o: il.head_log_prob_increase(
+        b, b.answer_tokens
+    ): "acts must be Activations, got PromptBatch",
     lambda m, b, o: il.capture(m, b).readout.top_tokens(torch.zeros(3)): "d_model=32], got (3,)",
-    lambda m, b, o: il.capture(m, b).readout.top_tokens(torch.zeros(32), k=0): "k must be at least 1, got 0",
+    lambda m, b, o: il.capture(m, b).readout.top_tokens(
+        torch.zeros(32), k=0
+    ): "k must be at least 1, got 0",
     lambda m, b, o: il.capture(None, b): "model must be a TransformerLens model, got NoneType",
     lambda m, b, o: il.load_model(
         m.original_model
@@ -122,11 +142,17 @@ MISUSE = {
     lambda m, b, o: il.Activations.from_cache(
         m, b, {}
     ): "in this order, got TransformerBridge, PromptBatch, dict; write",
-    lambda m, b, o: il.Activations.from_cache({}, m, b): "write il.Activations.from_cache(model, cache, batch)",
+    lambda m, b, o: il.Activations.from_cache(
+        {}, m, b
+    ): "write il.Activations.from_cache(model, cache, batch)",
     lambda m, b, o: il.capture(o, b): "another",
-    lambda m, b, o: il.capture(m, b).readout.using(final_norm="x", bias=True): "final_norm must be one of",
+    lambda m, b, o: il.capture(m, b).readout.using(
+        final_norm="x", bias=True
+    ): "final_norm must be one of",
     lambda m, b, o: il.top_subheads(il.capture(m, b), b.answer_tokens, k=121): "between 1 and 120",
-    lambda m, b, o: il.head_log_prob_increase(il.capture(m, b), b.answer_tokens - 9): "prompt without an answer",
+    lambda m, b, o: il.head_log_prob_increase(
+        il.capture(m, b), b.answer_tokens - 9
+    ): "prompt without an answer",
     lambda m, b, o: il.Run(batch_size=0): "batch_size must be at least 1",
     lambda m, b, o: il.Run(memory=0): "memory must be at least 1",
     lambda m, b, o: il.Run(batch_size=2.5): "batch_size must be an integer",
@@ -137,33 +163,63 @@ MISUSE = {
     ): "differ from the explained label",
     lambda m, b, o: il.explain(m, PROMPT, against=[]): "against must not be empty",
     lambda m, b, o: il.explain(m, "love like"): "for plain text pass il.Text(...)",
-    lambda m, b, o: il.explain(m, il.Text("love like", answer=" foo"), by="contrast"): "without tokens to compare with",
-    lambda m, b, o: il.explain(m, il.Text("love like", answer=" foo"), labels=["foo"]): "do not apply to il.Text",
-    lambda m, b, o: il.explain(m, il.Text("love"), against=" foo"): "against must be None for il.Text",
+    lambda m, b, o: il.explain(
+        m, il.Text("love like", answer=" foo"), by="contrast"
+    ): "without tokens to compare with",
+    lambda m, b, o: il.explain(
+        m, il.Text("love like", answer=" foo"), labels=["foo"]
+    ): "do not apply to il.Text",
+    lambda m, b, o: il.explain(
+        m, il.Text("love"), against=" foo"
+    ): "against must be None for il.Text",
     lambda m, b, o: il.explain(m, b): "one row, got 3 rows",
-    lambda m, b, o: il.explain(m, b[0], against="bar"): "against must be None for a tokenized prompt",
-    lambda m, b, o: il.compare(il.explain(m, "love : foo one : bar two :"), 3): "expected an explanation, got 3",
-    lambda m, b, o: il.label_similarity(m, il.tokenize(m, il.Text("love like")), ["L0H0"]): "label position",
-    lambda m, b, o: il.head_copying(m, (0, 0), [3, 4], inputs=torch.zeros(3, 32)): "one residual stream per token",
+    lambda m, b, o: il.explain(
+        m, b[0], against="bar"
+    ): "against must be None for a tokenized prompt",
+    lambda m, b, o: il.compare(
+        il.explain(m, "love : foo one : bar two :"), 3
+    ): "expected an explanation, got 3",
+    lambda m, b, o: il.label_similarity(
+        m, il.tokenize(m, il.Text("love like")), ["L0H0"]
+    ): "label position",
+    lambda m, b, o: il.head_copying(
+        m, (0, 0), [3, 4], inputs=torch.zeros(3, 32)
+    ): "one residual stream per token",
     # edits
     lambda m, b, o: il.function_vector(m, [], HEADS): "reference must contain at least one",
     lambda m, b, o: il.head_effects(m, b, mode="mean"): "reference must be given for mode='mean'",
     lambda m, b, o: il.head_effects(m, b, reference=b): "reference must be omitted for mode='zero'",
-    lambda m, b, o: il.head_effects(m, b, positions="all", mode="mean", reference=b): "'mean' with positions='all'",
-    lambda m, b, o: il.head_effects(m, b).top(1, outcome="odds"): "outcome must be one of 'log_odds', 'log_prob'",
+    lambda m, b, o: il.head_effects(
+        m, b, positions="all", mode="mean", reference=b
+    ): "'mean' with positions='all'",
+    lambda m, b, o: il.head_effects(m, b).top(
+        1, outcome="odds"
+    ): "outcome must be one of 'log_odds', 'log_prob'",
     lambda m, b, o: il.head_effects(o, b): "another",
     lambda m, b, o: random_head_sets(m, ModelView.of(m).heads()[:7]): "at most half",
-    lambda m, b, o: il.ablate_with_controls(m, b, HEADS, mode="mean"): "reference must be given for mode='mean'",
-    lambda m, b, o: enter(il.ablate_heads(m, il.locate(m, b, k=1))): "iterable of heads, got LocatedHeads",
+    lambda m, b, o: il.ablate_with_controls(
+        m, b, HEADS, mode="mean"
+    ): "reference must be given for mode='mean'",
+    lambda m, b, o: enter(
+        il.ablate_heads(m, il.locate(m, b, k=1))
+    ): "iterable of heads, got LocatedHeads",
     lambda m, b, o: enter(il.ablate_heads(m, [(INF, 0)])): "invalid head (inf, 0)",
     lambda m, b, o: enter(il.ablate_heads(m, HEADS, mode="mean")): "reference must be given",
     lambda m, b, o: enter(il.ablate_heads(m, HEADS, reference=b)): "reference must be omitted",
     lambda m, b, o: enter(il.ablate_heads(o, HEADS, mode="mean", reference=b)): "reference was",
     lambda m, b, o: enter(il.patch_heads(o, HEADS, b, activation="z")): "source was",
-    lambda m, b, o: enter(il.patch_heads(m, HEADS, b, activation="k", positions="last")): "positions must be 'all'",
-    lambda m, b, o: enter(il.patch_heads(m, HEADS, b, activation="v", align="labels")): "batch must be the prompts",
-    lambda m, b, o: enter(il.patch_heads(m, HEADS, b[[0, 2, 1]], activation="v", **labels(b))): "got 2 and 3 in row 1",
-    lambda m, b, o: enter(il.patch_heads(m, HEADS, b[:2], activation="v", **labels(b))): "per row of the pass, 3, got",
+    lambda m, b, o: enter(
+        il.patch_heads(m, HEADS, b, activation="k", positions="last")
+    ): "positions must be 'all'",
+    lambda m, b, o: enter(
+        il.patch_heads(m, HEADS, b, activation="v", align="labels")
+    ): "batch must be the prompts",
+    lambda m, b, o: enter(
+        il.patch_heads(m, HEADS, b[[0, 2, 1]], activation="v", **labels(b))
+    ): "got 2 and 3 in row 1",
+    lambda m, b, o: enter(
+        il.patch_heads(m, HEADS, b[:2], activation="v", **labels(b))
+    ): "per row of the pass, 3, got",
     lambda m, b, o: il.score(m, b, [il.debias_edits(b, [(9, 0)], recency=0.5)]): "L9H0",
     lambda m, b, o: il.score(m, b, il.Ablate(HEADS)): "write [[Ablate(",
     lambda m, b, o: enter(il.edited(m, HEADS)): "edits must be values such as il.Ablate",
@@ -171,23 +227,37 @@ MISUSE = {
     lambda: il.AddVector([1.0], 1): "vector",
     lambda: il.AddVector(torch.zeros(4), 1.0): "layer",
     lambda m, b, o: il.Patch(HEADS, b.prompts, activation="z"): "must be a PromptBatch",
-    lambda m, b, o: il.vector_gains(m, torch.zeros(3, 32), b, layers=[]): "layers must be between 0 and",
-    lambda m, b, o: il.vector_gains(m, torch.zeros(3, 32), b, layers=[-1]): "layers must be between 0 and",
-    lambda m, b, o: il.calibrated_scores(m, b, inputs=[]): "inputs must be a list of at least one text",
-    lambda m, b, o: il.demonstration_effects(m, il.tokenize(m, il.Text("love", answer=" bar"))): "no demonstration",
-    lambda m, b, o: enter(il.edited(m, il.AddVector(torch.zeros(32), 0))): "batch must be the prompts",
+    lambda m, b, o: il.vector_gains(
+        m, torch.zeros(3, 32), b, layers=[]
+    ): "layers must be between 0 and",
+    lambda m, b, o: il.vector_gains(
+        m, torch.zeros(3, 32), b, layers=[-1]
+    ): "layers must be between 0 and",
+    lambda m, b, o: il.calibrated_scores(
+        m, b, inputs=[]
+    ): "inputs must be a list of at least one text",
+    lambda m, b, o: il.demonstration_effects(
+        m, il.tokenize(m, il.Text("love", answer=" bar"))
+    ): "no demonstration",
+    lambda m, b, o: enter(
+        il.edited(m, il.AddVector(torch.zeros(32), 0))
+    ): "batch must be the prompts",
     lambda: il.RemovePosition(HEADS, strength=2): "between 0 (no change) and 1, got 2",
     lambda m, b, o: il.Ablate(HEADS, mode="resample", reference=b): "positions must be 'last'",
-    lambda m, b, o: il.score(m, b[:1], [[il.Ablate(HEADS, mode="resample", reference=b[:1], positions="last")]]): (
-        "other than prompt 0"
-    ),
+    lambda m, b, o: il.score(
+        m, b[:1], [[il.Ablate(HEADS, mode="resample", reference=b[:1], positions="last")]]
+    ): ("other than prompt 0"),
     lambda m, b, o: il.score(m, il.tokenize(m, il.Text("love one")), [[]]): "no label",
 }
 
 
 @pytest.mark.parametrize(("misuse", "words"), MISUSE.items(), ids=range(len(MISUSE)))
-def test_misuse_is_refused_in_one_sentence(no_type_checks, gpt2, gpt2_batch, icl_mini, misuse, words):
-    faults.assert_refused(words, misuse, *(gpt2, gpt2_batch, icl_mini)[: misuse.__code__.co_argcount])
+def test_misuse_is_refused_in_one_sentence(
+    no_type_checks, gpt2, gpt2_batch, icl_mini, misuse, words
+):
+    faults.assert_refused(
+        words, misuse, *(gpt2, gpt2_batch, icl_mini)[: misuse.__code__.co_argcount]
+    )
 
 
 CHOICES = ("positions", "mode", "method", "by", "part", "activation", "align", "fix")
@@ -262,7 +332,9 @@ class _Called(Exception):
 
 
 @pytest.mark.parametrize("name", sorted(name for name in sweep.CALLS if "." not in name))
-def test_a_wrong_argument_is_refused_in_one_sentence_that_names_it(no_type_checks, gpt2, monkeypatch, name):
+def test_a_wrong_argument_is_refused_in_one_sentence_that_names_it(
+    no_type_checks, gpt2, monkeypatch, name
+):
     """Every public function that takes a model × every argument with wrong values; the rest of its
     call is right.
     """
@@ -283,13 +355,19 @@ def test_a_wrong_argument_is_refused_in_one_sentence_that_names_it(no_type_check
             wrong = copy.copy(right)
             arguments = right.arguments | {argument: value}
             wrong.arguments = {
-                parameter: arguments[parameter] for parameter in right.signature.parameters if parameter in arguments
+                parameter: arguments[parameter]
+                for parameter in right.signature.parameters
+                if parameter in arguments
             }
 
             def ask(wrong=wrong):
                 returned = function(*wrong.args, **wrong.kwargs)
                 edits = returned if isinstance(returned, list) else [returned]
-                enter(il.edited(gpt2, *edits, batch=case.batch) if isinstance(edits[0], il.Edit) else returned)
+                enter(
+                    il.edited(gpt2, *edits, batch=case.batch)
+                    if isinstance(edits[0], il.Edit)
+                    else returned
+                )
 
             with pytest.raises(il.InputError) as caught:
                 ask()
@@ -342,7 +420,9 @@ def test_blocks_end_in_any_order(gpt2, gpt2_batch, edit, heads):
 )
 def test_another_batch_is_refused_inside_a_block_of_a_batch(gpt2, passed, words):
     """In a shorter batch, label positions would point to other tokens."""
-    edited, passed_batch = (il.tokenize(gpt2, f"{text} :") for text in ("love : foo one : bar two three", passed))
+    edited, passed_batch = (
+        il.tokenize(gpt2, f"{text} :") for text in ("love : foo one : bar two three", passed)
+    )
     with il.edited(gpt2, il.Reweight(HEADS, [[0.5, 1.0]], renormalize=True), batch=edited):
         last_log_probs(gpt2, edited)
         with pytest.raises(il.InputError, match=words):
@@ -399,7 +479,9 @@ def test_passes_of_many_threads_wait_for_one_another(gpt2):
 def test_dropout_is_off_in_our_passes_and_put_back(gpt2, gpt2_batch):
     plain = last_log_probs(gpt2, gpt2_batch)
     noisy = copy.deepcopy(gpt2)
-    dropout = [module for module in noisy.original_model.modules() if isinstance(module, torch.nn.Dropout)]
+    dropout = [
+        module for module in noisy.original_model.modules() if isinstance(module, torch.nn.Dropout)
+    ]
     for module in dropout:
         module.p = 0.5
     noisy.train()
@@ -414,7 +496,9 @@ def test_dropout_is_off_in_our_passes_and_put_back(gpt2, gpt2_batch):
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     text=st.one_of(
         st.text(max_size=60),
@@ -498,7 +582,9 @@ def test_what_is_passed_in_place_of_the_model_is_said_with_the_right_call(name, 
     for message, wrong in calls.items():
         with pytest.raises(il.InputError) as error:
             run_or_enter(function(wrong, **required))
-        assert str(error.value).startswith(f"model must be a TransformerLens model, got {type(wrong).__name__}; ")
+        assert str(error.value).startswith(
+            f"model must be a TransformerLens model, got {type(wrong).__name__}; "
+        )
         assert message in str(error.value)
         assert "\n" not in str(error.value)
 
@@ -526,13 +612,17 @@ def test_a_wrong_object_is_named_in_a_few_words(name, gpt2, gpt2_batch):
                 run_or_enter(function(gpt2, **(required | {argument: wrong})))
             assert len(str(error.value)) < 400
             assert "\n" not in str(error.value)
-    with pytest.raises(il.InputError, match=r"the model comes first, as in function\(model, prompt\)"):
+    with pytest.raises(
+        il.InputError, match=r"the model comes first, as in function\(model, prompt\)"
+    ):
         run_or_enter(function(PROMPT, **required))
 
 
 def test_a_table_is_answered_with_the_call_that_reads_its_rows(no_type_checks, gpt2):
     for wrong_call in (lambda: il.load_task(DataFrame()), lambda: il.explain(gpt2, DataFrame())):
-        with pytest.raises(il.InputError, match=r"il.load_task\('rows.csv', columns=\('message', 'topic'\)\)"):
+        with pytest.raises(
+            il.InputError, match=r"il.load_task\('rows.csv', columns=\('message', 'topic'\)\)"
+        ):
             wrong_call()
 
 

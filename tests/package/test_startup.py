@@ -38,7 +38,9 @@ COMMAND = "sys.argv = ['icl-lens', *{}]\nfrom icl_lens.cli import main\ntry: mai
 )
 def test_nothing_heavy_is_imported(code, printed):
     code = f"import sys\n{code}\nprint('HEAVY', *[name for name in {HEAVY} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
     assert printed in done.stdout
     assert done.stdout.splitlines()[-1].split() == ["HEAVY"]
 

@@ -56,9 +56,13 @@ def batch(gpt2):
 
 def written_out(model, batch) -> PromptBatch:
     """The rows as plain token ids: text and appended words, with target and comparisons."""
-    texts = [f"{LINES.render(PROMPTS[number]).text} {start}".strip() for number, start, _, _ in ROWS]
+    texts = [
+        f"{LINES.render(PROMPTS[number]).text} {start}".strip() for number, start, _, _ in ROWS
+    ]
     rows = [model.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    against = [sorted(token_of(model, word) for word in compared_words) for *_, compared_words in ROWS]
+    against = [
+        sorted(token_of(model, word) for word in compared_words) for *_, compared_words in ROWS
+    ]
     targets = [token_of(model, answer) for _, _, answer, _ in ROWS]
     return PromptBatch.from_tokens(rows, model=model, targets=targets, against=against)
 
@@ -69,13 +73,17 @@ def test_each_decision_has_a_row(gpt2, batch):
     assert batch.decision_index.tolist() == [number for number, *_ in ROWS]
     assert torch.equal(batch.answer_tokens, plain.answer_tokens)
     compared = [{token for token in row if token >= 0} for row in batch.other_label_tokens.tolist()]
-    assert compared == [{token_of(gpt2, word) for word in compared_words} for *_, compared_words in ROWS]
+    assert compared == [
+        {token_of(gpt2, word) for word in compared_words} for *_, compared_words in ROWS
+    ]
     assert batch.labels == ("cat…", "cat", "cat bar", "cat dog…", "cat dog", "cat dog foo", "foo")
     assert [batch.labels[index] for index in batch.answer] == [
         *("cat…", "cat dog…", "cat dog foo", "foo", "cat…", "cat", "cat…", "cat bar")
     ]
     # Each demonstration's label is read where it parts from what is appended.
-    read = [[batch.token_strings[row][at] for at in batch.label_positions[row]] for row in (0, 1, 2)]
+    read = [
+        [batch.token_strings[row][at] for at in batch.label_positions[row]] for row in (0, 1, 2)
+    ]
     assert [[word.strip() for word in row] for row in read] == [
         ["cat", "cat", "foo", "cat", "cat"],
         ["dog", "bar", "foo", "the", "dog"],
@@ -121,7 +129,10 @@ def test_numbers_of_a_decision_are_those_of_the_text_written_out(gpt2, batch):
 
 FAMILIES = [
     "gpt2",
-    *(pytest.param(family, marks=pytest.mark.slow) for family in ("gptj", "neox", "llama_gqa", "qwen3", "opt")),
+    *(
+        pytest.param(family, marks=pytest.mark.slow)
+        for family in ("gptj", "neox", "llama_gqa", "qwen3", "opt")
+    ),
 ]
 
 
@@ -138,11 +149,15 @@ def test_whole_scores_are_sums_over_the_labels_tokens(load_tiny, family_run, nam
     for row, prompt in enumerate(prompts):
         text = LINES.render(prompt).text
         for column, label in enumerate(("cat the", "cat bar", "cat dog", "foo")):
-            ids = model.tokenizer(f"{text} {label}", add_special_tokens=False, return_tensors="pt")["input_ids"]
+            ids = model.tokenizer(f"{text} {label}", add_special_tokens=False, return_tensors="pt")[
+                "input_ids"
+            ]
             n = len(label.split())
             with torch.no_grad():
                 log_probs = hf(ids).logits[0].log_softmax(-1)
-            theirs = sum(float(log_probs[-1 - n + i, ids[0, len(ids[0]) - n + i]]) for i in range(n))
+            theirs = sum(
+                float(log_probs[-1 - n + i, ids[0, len(ids[0]) - n + i]]) for i in range(n)
+            )
             assert_close(scores[row, column], theirs)
     hf.double()
     pairs = [label for label in batch.whole_labels if " " in label]
@@ -160,7 +175,9 @@ def test_calibration_demonstrations_and_towers_take_decisions(gpt2, batch):
     """Row by row what they are for the row alone; texts removed from a prompt keep what is
     appended.
     """
-    row_scores = [il.calibrated_scores(gpt2, batch[row], inputs=["nine", "red"]) for row in range(len(batch))]
+    row_scores = [
+        il.calibrated_scores(gpt2, batch[row], inputs=["nine", "red"]) for row in range(len(batch))
+    ]
     assert_close(il.calibrated_scores(gpt2, batch, inputs=["nine", "red"]), torch.cat(row_scores))
     removed = il.demonstration_effects(gpt2, batch, ways=["removed"]).log_odds[..., 0]
     row = 2  # "cat dog foo" against "cat dog"
@@ -168,14 +185,20 @@ def test_calibration_demonstrations_and_towers_take_decisions(gpt2, batch):
     text = f"{LINES.render(il.Prompt(demonstrations, 'one')).text} cat dog"
     ids = [gpt2.tokenizer(text, add_special_tokens=False)["input_ids"]]
     foo, end = token_of(gpt2, "foo"), token_of(gpt2, "the")
-    without = il.score(gpt2, PromptBatch.from_tokens(ids, model=gpt2), read=lambda log_probs, _: log_probs)[0]
+    without = il.score(
+        gpt2, PromptBatch.from_tokens(ids, model=gpt2), read=lambda log_probs, _: log_probs
+    )[0]
     intact = il.score(gpt2, written_out(gpt2, batch)[row], read=lambda log_probs, _: log_probs)[0]
-    assert_close(removed[row, 1], (intact[foo] - intact[end]) - (without[foo] - without[end]), scale=10)
+    assert_close(
+        removed[row, 1], (intact[foo] - intact[end]) - (without[foo] - without[end]), scale=10
+    )
     with pytest.raises(il.InputError, match="classes='binary'"):
         il.two_towers(gpt2, PROMPTS * 5, template=LINES)
     two = [d for d in DEMONSTRATIONS if d.label in ("cat dog", "cat bar")]
     more = [il.Demonstration("happy", "cat bar"), il.Demonstration("like", "cat dog")]
-    prompts = [il.Prompt([*two, *more], q, a) for q, a in (("love", "cat dog"), ("sad", "cat bar"))] * 6
+    prompts = [
+        il.Prompt([*two, *more], q, a) for q, a in (("love", "cat dog"), ("sad", "cat bar"))
+    ] * 6
     assert il.tokenize(gpt2, prompts, template=LINES).n_appended.tolist() == [1] * 12
     towers = il.two_towers(gpt2, prompts, ["L1H0"], template=LINES, n_random=3)
     assert bool(torch.tensor(towers.lost["query"].value).isfinite())
@@ -230,7 +253,10 @@ def test_numbers_from_ten_on_are_labels():
 
 @pytest.mark.parametrize(
     "row",
-    [row if row % 3 == 1 else pytest.param(row, marks=pytest.mark.slow) for row in range(len(ROWS))],
+    [
+        row if row % 3 == 1 else pytest.param(row, marks=pytest.mark.slow)
+        for row in range(len(ROWS))
+    ],
 )
 def test_every_decision_is_shown(gpt2, batch, row):
     """In the terminal and on the page, demonstrations have their whole labels, in the color of what
@@ -244,7 +270,9 @@ def test_every_decision_is_shown(gpt2, batch, row):
     assert explanation.answer == explanation.target
     choices = {batch.labels[index] for index in batch.label_mask[row].nonzero()[:, 0].tolist()}
     assert {*explanation.shown_only} == {*explanation.labels} - choices
-    assert text.count("no choice here") == page.count("no choice here") == len(explanation.shown_only)
+    assert (
+        text.count("no choice here") == page.count("no choice here") == len(explanation.shown_only)
+    )
     column = {
         label: index
         for index, group in enumerate(batch.label_groups)

@@ -61,7 +61,10 @@ def messages(prompt, text="{text}", label="{label}", system=None):
 @pytest.mark.parametrize(
     ("template", "options"),
     [(chat_format, {}) for chat_format in (CHATML, HEADERS, NO_SYSTEM, INSTRUCTIONS)]
-    + [(chat_format, {"text": "Text: {text}\nLabel?"}) for chat_format in (CHATML, HEADERS, NO_SYSTEM, INSTRUCTIONS)]
+    + [
+        (chat_format, {"text": "Text: {text}\nLabel?"})
+        for chat_format in (CHATML, HEADERS, NO_SYSTEM, INSTRUCTIONS)
+    ]
     + [(chat_format, {"system": "You label texts."}) for chat_format in (CHATML, HEADERS)],
 )
 def test_tokens_are_those_of_the_tokenizers_own_template(template, options):
@@ -73,10 +76,16 @@ def test_tokens_are_those_of_the_tokenizers_own_template(template, options):
         assert batch.texts[row] == text
         ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
         assert batch.tokens[row, : int(batch.last[row]) + 1].tolist() == ids
-        for demonstration, (start, end) in zip(prompt.demonstrations, batch.label_ranges[row].tolist(), strict=False):
+        for demonstration, (start, end) in zip(
+            prompt.demonstrations, batch.label_ranges[row].tolist(), strict=False
+        ):
             assert model.tokenizer.decode(ids[start:end]).strip() == demonstration.label
-        parts = [ids[start:end] for start, end in batch.demonstration_ranges[row].tolist() if start >= 0]
-        for demonstration, part in zip(prompt.demonstrations, map(model.tokenizer.decode, parts), strict=True):
+        parts = [
+            ids[start:end] for start, end in batch.demonstration_ranges[row].tolist() if start >= 0
+        ]
+        for demonstration, part in zip(
+            prompt.demonstrations, map(model.tokenizer.decode, parts), strict=True
+        ):
             assert part.count(demonstration.text) == part.count(demonstration.label) == 1
             assert part.endswith(chat.demonstration.partition("{label}")[2])
 
@@ -85,7 +94,10 @@ def test_what_the_model_says_before_the_label_is_written_at_the_query():
     model = chatting(CHATML)
     label = "It is {label}."
     (text,) = il.tokenize(model, PROMPTS[0], template=il.Template.chat(model, label=label)).texts
-    assert text == model.tokenizer.apply_chat_template(messages(PROMPTS[0], label=label), **ASKED) + "It is"
+    assert (
+        text
+        == model.tokenizer.apply_chat_template(messages(PROMPTS[0], label=label), **ASKED) + "It is"
+    )
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,13 @@ def write(path, classes, n_of_each=12, text="{} text {}"):
 def labels_of_texts(prompts):
     """Return all pairs of a text's class and its label, also those of queries."""
     demonstrated = [
-        (demonstration.text, demonstration.label) for prompt in prompts for demonstration in prompt.demonstrations
+        (demonstration.text, demonstration.label)
+        for prompt in prompts
+        for demonstration in prompt.demonstrations
     ]
     return {
-        (text.split(" text ")[0], label) for text, label in [*demonstrated, *((p.query, p.answer) for p in prompts)]
+        (text.split(" text ")[0], label)
+        for text, label in [*demonstrated, *((p.query, p.answer) for p in prompts)]
     }
 
 
@@ -73,7 +76,9 @@ def test_words_without_meaning_are_exchanged_only_if_none_is_given_a_class(tmp_p
         assert labels is None or not isinstance(labels, dict) or set(kinds.values()) == {10}
     numbered = write(tmp_path / "numbers.csv", ("0", "1"))
     prompts = il.load_task("numbers", path=numbered, n=40, layout=layout)
-    assert labels_of_texts(prompts) == {("0", "0"), ("1", "1")}, "by default, classes have their own names"
+    assert labels_of_texts(prompts) == {("0", "0"), ("1", "1")}, (
+        "by default, classes have their own names"
+    )
 
 
 @pytest.mark.parametrize("keys", [("0", "1"), (0, 1)])
@@ -88,7 +93,9 @@ def test_a_mapping_gives_each_class_its_words(tmp_path, keys):
 
 def test_a_mapping_chooses_the_classes(tmp_path):
     path = write(tmp_path / "stars.csv", [str(stars) for stars in range(1, 6)])
-    two = il.load_task("stars", path=path, labels={"1": "awful", "5": "great"}, n=20, layout="random")
+    two = il.load_task(
+        "stars", path=path, labels={"1": "awful", "5": "great"}, n=20, layout="random"
+    )
     assert labels_of_texts(two) == {("1", "awful"), ("5", "great")}
     words = {"1": "awful", "2": "poor", "3": "fair", "4": "good", "5": "great"}
     five = il.load_task("stars", path=path, labels=words, n=60, layout="random")
@@ -98,7 +105,9 @@ def test_a_mapping_chooses_the_classes(tmp_path):
 
 def test_spaces_around_a_class_do_not_make_another_one(tmp_path):
     path = write(tmp_path / "kinds.csv", (" pos", "pos", "neg ", "neg"))
-    prompts = il.load_task("kinds", path=path, n=20, layout="random", labels={"pos": "good", "neg": "bad"})
+    prompts = il.load_task(
+        "kinds", path=path, n=20, layout="random", labels={"pos": "good", "neg": "bad"}
+    )
     assert labels_of_texts(prompts) == {("pos", "good"), ("neg", "bad")}
 
 
@@ -170,7 +179,9 @@ def test_the_command_reads_words_and_mappings(text, expected):
     assert parse_labels(text) == expected
 
 
-@pytest.mark.parametrize(("text", "words"), [("0=bad,good", "for every word or for none"), ("{0: 1}", "JSON object")])
+@pytest.mark.parametrize(
+    ("text", "words"), [("0=bad,good", "for every word or for none"), ("{0: 1}", "JSON object")]
+)
 def test_the_command_refuses_half_a_mapping(text, words):
     with pytest.raises(InputError, match=words):
         parse_labels(text)

@@ -19,8 +19,12 @@ PAIRS = [("love", "bar"), ("two", "foo")]
 @pytest.mark.usefixtures("no_type_checks")
 def test_pairs_are_demonstrations():
     prompt = il.Prompt(PAIRS, query="one", answer="foo")
-    assert prompt == il.Prompt([il.Demonstration(*pair) for pair in PAIRS], query="one", answer="foo")
-    with pytest.raises(InputError, match=r"must be a pair \(text, label\) or an il.Demonstration, got 'love'"):
+    assert prompt == il.Prompt(
+        [il.Demonstration(*pair) for pair in PAIRS], query="one", answer="foo"
+    )
+    with pytest.raises(
+        InputError, match=r"must be a pair \(text, label\) or an il.Demonstration, got 'love'"
+    ):
         il.Prompt(["love", "bar"], query="one")
 
 
@@ -90,7 +94,11 @@ class Words:
         return self.names.index(name) if name in self.names else 0
 
     def decode(self, ids):
-        return "".join(self.names[token] for token in ids).replace("\u0120", " ").replace("\u2581", " ")
+        return (
+            "".join(self.names[token] for token in ids)
+            .replace("\u0120", " ")
+            .replace("\u2581", " ")
+        )
 
 
 def test_tokens_have_another_form_with_or_without_their_space():
@@ -126,7 +134,10 @@ def test_an_answer_whose_other_form_is_likely_is_warned_of(gpt2, answer, bare, s
     assert len(seen) == is_warned
     if is_warned:
         likely = " Paris" if answer == 1 else "Paris"
-        assert f"and {likely!r}, which differs in the space before it, {max(bare, spaced):.1%}" in str(seen[0].message)
+        assert (
+            f"and {likely!r}, which differs in the space before it, {max(bare, spaced):.1%}"
+            in str(seen[0].message)
+        )
         assert f"pass answer={likely!r}" in str(seen[0].message)
 
 

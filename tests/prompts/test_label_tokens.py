@@ -32,7 +32,9 @@ def prompt_of(*pairs: tuple[str, str], query: str, answer: str) -> il.Prompt:
 
 
 DIFFERENT = [
-    prompt_of(("love", ONE), ("nine cat", TWO), ("like", THREE), ("eight", TWO), query="one", answer=TWO),
+    prompt_of(
+        ("love", ONE), ("nine cat", TWO), ("like", THREE), ("eight", TWO), query="one", answer=TWO
+    ),
     prompt_of(("a dog", THREE), ("bad", ONE), query="the good", answer=ONE),
     prompt_of(("two", TWO), ("red", THREE), ("blue love", TWO), query="hate", answer=THREE),
 ]
@@ -74,7 +76,10 @@ class Row:
 
     @property
     def is_true(self) -> list[bool]:
-        return [demonstration.label == self.prompt.answer for demonstration in self.prompt.demonstrations]
+        return [
+            demonstration.label == self.prompt.answer
+            for demonstration in self.prompt.demonstrations
+        ]
 
 
 def counted(prompt: il.Prompt, n_shared: int) -> Row:
@@ -126,14 +131,16 @@ def test_positions_and_roles_are_those_counted_in_words(case: Any) -> None:
         count = len(row.labels)
         assert batch.tokens[number, : row.n].tolist() == row.ids.tolist()
         assert batch.label_positions[number].tolist()[:count] == row.scored
-        assert batch.prediction_positions[number].tolist()[:count] == [place - 1 for place in row.scored]
+        assert batch.prediction_positions[number].tolist()[:count] == [
+            place - 1 for place in row.scored
+        ]
         assert batch.label_ranges[number].tolist()[:count] == [
             [label_places.start, label_places.stop] for label_places in row.labels
         ]
         of_tokens = batch.label_token_positions[number].tolist()
-        assert [[place for place in label_places if place >= 0] for label_places in of_tokens[:count]] == [
-            [*label_places] for label_places in row.labels
-        ]
+        assert [
+            [place for place in label_places if place >= 0] for label_places in of_tokens[:count]
+        ] == [[*label_places] for label_places in row.labels]
         missing = (
             batch.label_positions,
             batch.prediction_positions,
@@ -161,14 +168,20 @@ def test_attention_to_a_label_is_summed_over_its_tokens(case: Any) -> None:
             patterns = hf(row.ids[None], output_attentions=True).attentions
         for layer, head in itertools.product(range(families.N_LAYERS), range(families.N_HEADS)):
             last = patterns[layer][0, head, -1]
-            expected = [sum(float(last[place]) for place in label_places) for label_places in row.labels]
+            expected = [
+                sum(float(last[place]) for place in label_places) for label_places in row.labels
+            ]
             assert_close(
                 by_demo[number, layer, head, : len(expected)],
                 torch.tensor(expected, dtype=torch.float64),
             )
             assert not by_demo[number, layer, head, len(expected) :].any()
             for i, label in enumerate(batch.labels):
-                of_label = [x for x, d in zip(expected, row.prompt.demonstrations, strict=True) if d.label == label]
+                of_label = [
+                    x
+                    for x, d in zip(expected, row.prompt.demonstrations, strict=True)
+                    if d.label == label
+                ]
                 assert_close(
                     by_label[number, layer, head, i],
                     torch.tensor(sum(of_label), dtype=torch.float64),
@@ -186,13 +199,18 @@ def test_keys_and_values_are_those_of_the_scored_token(case: Any) -> None:
         seen, count = reference_passes.run(hf, row.ids), len(row.labels)
         for head in HEADS:
             assert_close(acts.label_keys(head)[number, :count], seen.resid[head.layer][row.scored])
-            values = seen.v[head.layer][head.head][row.scored] @ output_weights(hf, head.layer)[head.head]
+            values = (
+                seen.v[head.layer][head.head][row.scored]
+                @ output_weights(hf, head.layer)[head.head]
+            )
             assert_close(acts.label_values(head)[number, :count], values)
             parts = il.attention_score_parts(acts, head)
             log_pattern = seen.pattern[head.layer][head.head, -1].log()[row.scored]
             scores = parts.scores[number, :count]
             assert parts.positions[number, :count].tolist() == row.scored
-            assert_close(scores - scores[0], log_pattern - log_pattern[0], scale=float(scores.abs().max()))
+            assert_close(
+                scores - scores[0], log_pattern - log_pattern[0], scale=float(scores.abs().max())
+            )
             assert parts.of_label(batch.answer)[number, :count].tolist() == row.is_true
 
 
@@ -206,7 +224,9 @@ def test_what_a_head_adds_from_a_label_comes_from_all_its_tokens(case: Any) -> N
     against = batch.other_label_tokens
     if several:
         against = against[:, :1]
-    added = il.subhead_log_prob_increase(acts, batch.answer_tokens, against=against)[:, head.layer, head.head]
+    added = il.subhead_log_prob_increase(acts, batch.answer_tokens, against=against)[
+        :, head.layer, head.head
+    ]
     parts = il.value_parts(acts, head, batch.answer_tokens, against=against)
     is_true, by_kind = parts.of_label(batch.answer), {True: list[float](), False: list[float]()}
     for number, row in enumerate(rows):
@@ -216,10 +236,14 @@ def test_what_a_head_adds_from_a_label_comes_from_all_its_tokens(case: Any) -> N
         ]
         for kind in (True, False):
             labels_of_kind = [
-                label_places for label_places, true in zip(row.labels, row.is_true, strict=True) if true == kind
+                label_places
+                for label_places, true in zip(row.labels, row.is_true, strict=True)
+                if true == kind
             ]
             expected = math.fsum(
-                float(added[number, place]) for label_places in labels_of_kind for place in label_places
+                float(added[number, place])
+                for label_places in labels_of_kind
+                for place in label_places
             )
             mask = is_true[number] if kind else ~is_true[number]
             assert_close(
@@ -228,7 +252,9 @@ def test_what_a_head_adds_from_a_label_comes_from_all_its_tokens(case: Any) -> N
                 scale=8.0,
             )
             by_kind[kind].append(expected)
-    with_both_kinds = [number for number, row in enumerate(rows) if set(row.is_true) == {True, False}]
+    with_both_kinds = [
+        number for number, row in enumerate(rows) if set(row.is_true) == {True, False}
+    ]
     if not several and with_both_kinds:
         means = il.mean_score_parts(model, batch[with_both_kinds], [head])
         for kind, side in ((True, "value of true labels"), (False, "value of false labels")):
@@ -252,14 +278,21 @@ def test_saliency_flows_into_and_out_of_whole_labels(case: Any) -> None:
         ids = batch.label_tokens[choices].tolist()
         saliency = saliency_of(hf, row.ids, ids, int(batch.answer_tokens[number]))
         all_edges, last = [(i, j) for i in range(row.n) for j in range(i)], row.n - 1
-        to_label = [(i, j) for label_places in row.labels for i in label_places for j in range(label_places.start)]
+        to_label = [
+            (i, j)
+            for label_places in row.labels
+            for i in label_places
+            for j in range(label_places.start)
+        ]
         to_last = [(last, j) for label_places in row.labels for j in label_places]
         in_labels = {place for label_places in row.labels for place in label_places}
         kinds = {
             "text_to_label": to_label,
             "label_to_last": to_last,
             "rest": [edge for edge in all_edges if edge not in to_label and edge not in to_last],
-            "text_to_other": [(i, j) for i, j in all_edges if i < row.query[0] and i not in in_labels],
+            "text_to_other": [
+                (i, j) for i, j in all_edges if i < row.query[0] and i not in in_labels
+            ],
             "other_to_last": [(last, j) for j in range(last) if j not in in_labels],
         }
         for kind, edges in kinds.items():
@@ -270,7 +303,9 @@ def test_saliency_flows_into_and_out_of_whole_labels(case: Any) -> None:
 @pytest.mark.parametrize("renormalize", [True, False])
 def test_a_weight_applies_to_all_tokens_of_its_label(case: Any, renormalize: bool) -> None:
     model, batch, rows, hf = case
-    weights = torch.tensor([0.0, 0.5, 2.0, 0.0]).expand(len(batch), -1)[:, : batch.label_positions.shape[1]]
+    weights = torch.tensor([0.0, 0.5, 2.0, 0.0]).expand(len(batch), -1)[
+        :, : batch.label_positions.shape[1]
+    ]
     with il.edited(model, il.Reweight(HEADS, weights, renormalize=renormalize), batch=batch):
         ours, attention = (
             last_log_probs(model, batch),
@@ -293,13 +328,22 @@ def test_edges_at_labels_are_edges_at_all_their_tokens(case: Any) -> None:
     model, batch, rows, _ = case
     options: dict[str, Any] = {"part": "v", "writers": ["embed", "L0H2", "F1"]}
     true = [
-        [place for label_places, is_true in zip(r.labels, r.is_true, strict=True) if is_true for place in label_places]
+        [
+            place
+            for label_places, is_true in zip(r.labels, r.is_true, strict=True)
+            if is_true
+            for place in label_places
+        ]
         for r in rows
     ]
     with_true_label = [number for number, places in enumerate(true) if places]
     places = [true[number] for number in with_true_label]
-    by_role = il.head_to_head_effects(model, batch[with_true_label], [HEADS[3]], at="true label", **options)
-    by_hand = il.head_to_head_effects(model, batch[with_true_label], [HEADS[3]], at=places, **options)
+    by_role = il.head_to_head_effects(
+        model, batch[with_true_label], [HEADS[3]], at="true label", **options
+    )
+    by_hand = il.head_to_head_effects(
+        model, batch[with_true_label], [HEADS[3]], at=places, **options
+    )
     assert_close(by_role.log_prob, by_hand.log_prob)
     assert by_hand.log_prob.abs().max() > 1e-4
 
@@ -340,7 +384,9 @@ def test_labels_are_patched_token_by_token(load_tiny: Any, family_folder: Any, w
             for counted_row in (row, donor_row)
         )
 
-        def put(donor_pattern: torch.Tensor, pattern: torch.Tensor, to: Any = to, at: Any = at) -> torch.Tensor:
+        def put(
+            donor_pattern: torch.Tensor, pattern: torch.Tensor, to: Any = to, at: Any = at
+        ) -> torch.Tensor:
             unpatched = [k for k in range(len(pattern)) if k not in to]
             for q, q_there in zip(to, at, strict=True):
                 left = (1 - donor_pattern[q_there, at].sum()).clamp(min=0)
@@ -354,7 +400,9 @@ def test_labels_are_patched_token_by_token(load_tiny: Any, family_folder: Any, w
             if what == "pattern":
                 edits.append(writing(what, layer, head, partial(put, value[head])))
             else:
-                places, theirs = ((to, head), (at, head)) if what == "z" else ((head, to), (head, at))
+                places, theirs = (
+                    ((to, head), (at, head)) if what == "z" else ((head, to), (head, at))
+                )
                 edits.append(writing(what, layer, places, value[theirs]))
         edit = reference_passes.in_turn(*edits)
         assert_close(ours[number], reference_passes.run(hf, row.ids, edit).log_probs)
@@ -363,11 +411,10 @@ def test_labels_are_patched_token_by_token(load_tiny: Any, family_folder: Any, w
 def test_labels_of_other_lengths_are_not_patched_from_each_other(load_tiny: Any) -> None:
     model = load_tiny("gpt2", dtype=torch.float64)
     batch, source = (
-        il.tokenize(model, prompts, labels=(ONE, TWO, THREE)) for prompts in (DIFFERENT[:1], STRETCHED[:1])
+        il.tokenize(model, prompts, labels=(ONE, TWO, THREE))
+        for prompts in (DIFFERENT[:1], STRETCHED[:1])
     )
-    message = (
-        r"must have the same number of tokens, got 'happy nine' \(2\) and 'foo' \(1\) for demonstration 0 of row 0"
-    )
+    message = r"must have the same number of tokens, got 'happy nine' \(2\) and 'foo' \(1\) for demonstration 0 of row 0"
     with (
         pytest.raises(il.InputError, match=message),
         il.patch_heads(model, HEADS, source, activation="v", align="labels", batch=batch),
@@ -401,24 +448,34 @@ def test_an_explanation_shows_attention_to_whole_labels(load_tiny: Any, tmp_path
     }
     assert explanation.input.label_at == marks
     for report, cells in zip(explanation.heads, located_table(explanation).rows, strict=True):
-        of_labels = [math.fsum(report.attention[place] for place in label_places) for label_places in row.labels]
-        assert_close(explanation.all_heads.attention[report.head.layer][report.head.head], of_labels)
+        of_labels = [
+            math.fsum(report.attention[place] for place in label_places)
+            for label_places in row.labels
+        ]
+        assert_close(
+            explanation.all_heads.attention[report.head.layer][report.head.head], of_labels
+        )
         assert_close(report.attention_to(explanation.input.label_ranges), of_labels)
         bars = [cell.text for cell in cells if isinstance(cell, Bar)][-len(index) :]
         sums = [of_labels[0], of_labels[1] + of_labels[3], of_labels[2]]
         assert bars == [f"{sums[index[label]]:.2f}" for label in (ONE, TWO, THREE)]
         true, false = (
-            math.fsum(x for x, is_true in zip(of_labels, row.is_true, strict=True) if is_true == kind)
+            math.fsum(
+                x for x, is_true in zip(of_labels, row.is_true, strict=True) if is_true == kind
+            )
             for kind in (True, False)
         )
         sentence = explanation.why_sentence(report)
         assert (
-            f"gives {true:.0%} of its attention to happy nine@{row.scored[1]}, happy nine@{row.scored[3]}" in sentence
+            f"gives {true:.0%} of its attention to happy nine@{row.scored[1]}, happy nine@{row.scored[3]}"
+            in sentence
         )
         assert f"and {false:.0%} to foo@{row.scored[0]}, sad bad three@{row.scored[2]}" in sentence
         # What it adds from the answer's labels, from attention times value at all their tokens.
         acts = il.capture(model, il.tokenize(model, [prompt], prepend_bos=False), writers=True)
-        parts = il.value_parts(acts, report.head, acts.batch.answer_tokens, against=acts.batch.other_label_tokens)
+        parts = il.value_parts(
+            acts, report.head, acts.batch.answer_tokens, against=acts.batch.other_label_tokens
+        )
         assert report.why is not None
         total = float(parts.value[parts.of_label(acts.batch.answer)].sum())
         assert_close(report.why.value_total, total, scale=8.0)

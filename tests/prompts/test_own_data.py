@@ -31,12 +31,18 @@ def write(path, rows, columns=("text", "label")):
 
 
 def test_the_labels_of_the_file_are_the_label_words(tmp_path):
-    rows = [(f"{text} {i}", label) for i in range(12) for text, label in (("sofa", "indoor"), ("river", "outdoor"))]
+    rows = [
+        (f"{text} {i}", label)
+        for i in range(12)
+        for text, label in (("sofa", "indoor"), ("river", "outdoor"))
+    ]
     path = write(tmp_path / "places.csv", rows)
     prompts = il.load_task(str(path), n=12)
     for prompt in prompts:
         assert prompt.labels == ("indoor", "outdoor")
-        demonstrated = [(demonstration.text, demonstration.label) for demonstration in prompt.demonstrations]
+        demonstrated = [
+            (demonstration.text, demonstration.label) for demonstration in prompt.demonstrations
+        ]
         assert all(
             label == ("indoor" if "sofa" in text else "outdoor")
             for text, label in [*demonstrated, (prompt.query, prompt.answer)]
@@ -53,16 +59,27 @@ def test_a_constant_answer_is_right_by_chance_in_imbalanced_files(tmp_path, clas
     """The first class has 90 % of the rows; each constant answer and the last label are right in
     about 1/K prompts.
     """
-    rows = [(f"text {i}", names[0] if i % 10 else names[1 + i // 10 % (len(names) - 1)]) for i in range(900)]
+    rows = [
+        (f"text {i}", names[0] if i % 10 else names[1 + i // 10 % (len(names) - 1)])
+        for i in range(900)
+    ]
     task = il.TextTask("mail", write(tmp_path / "mail.csv", rows), classes=classes)
-    words = None if labels is None else ("foo", "bar", "baz")[: 2 if classes == "binary" else len(names)]
+    words = (
+        None
+        if labels is None
+        else ("foo", "bar", "baz")[: 2 if classes == "binary" else len(names)]
+    )
     prompts = task.prompts(600, labels=words)
     for label in {label for prompt in prompts for label in prompt.labels}:
         with_label = [prompt for prompt in prompts if label in prompt.labels]
         share = sum(prompt.answer == label for prompt in with_label) / len(with_label)
         chance = 1 / len(prompts[0].labels)
-        assert share == pytest.approx(chance, abs=0.08 if len(names) > 2 and classes == "binary" else 0.01)
-    last = sum(prompt.demonstrations[-1].label == prompt.answer for prompt in prompts) / len(prompts)
+        assert share == pytest.approx(
+            chance, abs=0.08 if len(names) > 2 and classes == "binary" else 0.01
+        )
+    last = sum(prompt.demonstrations[-1].label == prompt.answer for prompt in prompts) / len(
+        prompts
+    )
     assert last == pytest.approx(1 / len(prompts[0].labels), abs=0.07)
 
 
@@ -79,18 +96,24 @@ def test_own_texts_of_several_words_are_separated_by_a_newline(tmp_path, icl_min
         "words": [(f"word{number}", "ab"[number % 2]) for number in range(24)],
         "labels": [(f"word{number}", ("a b", "c")[number % 2]) for number in range(24)],
     }
-    prompts_of = {name: il.load_task(write(tmp_path / f"{name}.csv", rows[name]), n=2) for name in rows}
+    prompts_of = {
+        name: il.load_task(write(tmp_path / f"{name}.csv", rows[name]), n=2) for name in rows
+    }
     pairs = [("India", "New Delhi"), ("Peru", "Lima"), ("Haiti", "Jacmel"), ("Cuba", "Havana")]
     path = write(tmp_path / "pairs.csv", pairs, ("input", "output"))
     prompts_of |= {
         "pairs": il.load_task(path, n=2),
         "built-in": il.load_task("country-capital", n=80),
     }
-    assert " " in "".join(prompt.answer for prompt in prompts_of["built-in"]), "some have several words"
+    assert " " in "".join(prompt.answer for prompt in prompts_of["built-in"]), (
+        "some have several words"
+    )
     separators = {"sentences": "\n", "words": " ", "labels": "\n", "pairs": "\n", "built-in": " "}
     for name, prompts in prompts_of.items():
         demonstration = prompts[0].demonstrations[0]
-        assert str(prompts[0]).startswith(f"{demonstration.text} : {demonstration.label}{separators[name]}"), name
+        assert str(prompts[0]).startswith(
+            f"{demonstration.text} : {demonstration.label}{separators[name]}"
+        ), name
         assert il.Template().for_prompts(prompts).separator == separators[name]
     batch = il.tokenize(icl_mini, prompts_of["sentences"])
     assert batch.texts[0] == str(prompts_of["sentences"][0])
@@ -109,13 +132,17 @@ def test_prompts_made_from_others_keep_their_separator(tmp_path):
     assert {prompt.separator for prompt in changed} == {"\n"}
 
 
-@pytest.mark.parametrize(("tokens", "is_said"), [({}, True), ({"separator": " "}, False), ({"chat": True}, False)])
+@pytest.mark.parametrize(
+    ("tokens", "is_said"), [({}, True), ({"separator": " "}, False), ({"chat": True}, False)]
+)
 def test_commands_say_which_separator_own_texts_get(tmp_path, tokens, is_said):
     path = write(tmp_path / "places.csv", SENTENCES)
     console = PlainConsole(record=True, file=io.StringIO())
     TaskOptions(path=path).print_data(console, il.load_task(path, n=20), TokenOptions(**tokens))
     text = console.export_text()
-    assert ("Demonstrations are separated by a newline; --separator ' ' for a space." in text) == is_said
+    assert (
+        "Demonstrations are separated by a newline; --separator ' ' for a space." in text
+    ) == is_said
     assert "16 rows used" in text
 
 
@@ -127,8 +154,12 @@ def test_spellings_that_differ_in_case_or_unicode_form_are_alike():
 
 def test_near_duplicates_of_a_query_are_no_demonstrations(tmp_path):
     spellings = (str.lower, str.upper, lambda text: text.replace("e", "\uff45"))
-    rows = [(spell(f"the text {i}"), ("up", "down")[i % 2]) for i in range(40) for spell in spellings]
-    texts = il.TextTask("texts", write(tmp_path / "texts.csv", rows)).prompts(60, labels=("foo", "bar"))
+    rows = [
+        (spell(f"the text {i}"), ("up", "down")[i % 2]) for i in range(40) for spell in spellings
+    ]
+    texts = il.TextTask("texts", write(tmp_path / "texts.csv", rows)).prompts(
+        60, labels=("foo", "bar")
+    )
     pairs = [(spell(f"in {i}"), f"out {i}") for i in range(8) for spell in (str.lower, str.upper)]
     paired = il.load_task(str(write(tmp_path / "pairs.csv", pairs, ("input", "output"))), n=40)
     lists = {
@@ -138,7 +169,9 @@ def test_near_duplicates_of_a_query_are_no_demonstrations(tmp_path):
     (tmp_path / "words.json").write_text(json.dumps({"categories": lists}))
     words = WordTask("tree-metal", tmp_path / "words.json").prompts(40)
     for prompt in [*texts, *paired, *words]:
-        demonstrated_keys = {spelling_key(demonstration.text) for demonstration in prompt.demonstrations}
+        demonstrated_keys = {
+            spelling_key(demonstration.text) for demonstration in prompt.demonstrations
+        }
         assert spelling_key(prompt.query) not in demonstrated_keys
         if prompt.other_query is not None:
             assert spelling_key(prompt.other_query.text) not in demonstrated_keys
@@ -151,7 +184,9 @@ def test_an_unused_text_is_any_of_those_that_are_not_shown():
     for seed in range(50):
         used = random.Random(seed).sample(texts, seed % 9)
         unused = [text for text in texts if text not in used]
-        assert pool.unused([text.upper() for text in used], str(seed)) == random.Random(str(seed)).choice(unused)
+        assert pool.unused([text.upper() for text in used], str(seed)) == random.Random(
+            str(seed)
+        ).choice(unused)
     assert pool.unused(texts, "0") is None
 
 
@@ -208,7 +243,9 @@ def test_only_the_pairs_that_a_prompt_needs_are_drawn(monkeypatch):
     drawn = list(pair_task._in_random_order(pairs, random.Random(0)))
     assert sorted(drawn) == sorted(pairs)
     assert drawn != sorted(pairs)
-    firsts = Counter(next(pair_task._in_random_order(pairs, random.Random(seed))) for seed in range(3000))
+    firsts = Counter(
+        next(pair_task._in_random_order(pairs, random.Random(seed))) for seed in range(3000)
+    )
     assert len(firsts) == 60
     assert max(firsts.values()) < 100
 
@@ -237,7 +274,9 @@ def test_prompts_of_large_files_read_few_pairs(monkeypatch):
 @pytest.mark.slow
 def test_commands_say_first_which_rows_and_label_words_they_use(run, tiny, tmp_path):
     rows = [
-        (f"{text} {word}", label) for word in ("cat", "dog", "red") for text, label in (("one", "yes"), ("two", "no"))
+        (f"{text} {word}", label)
+        for word in ("cat", "dog", "red")
+        for text, label in (("one", "yes"), ("two", "no"))
     ]
     path = write(tmp_path / "rows.csv", [*rows, *rows[:2], ("", "yes")])
     options = (
@@ -292,7 +331,10 @@ def test_a_bundled_model_is_said_to_know_only_its_own_words():
     ],
 )
 def test_files_as_spreadsheets_write_them_are_read_alike(name, spelled, tmp_path):
-    rows = [(f"was it {'night' if number % 2 else 'day'} {number}", "ab"[number % 2]) for number in range(16)]
+    rows = [
+        (f"was it {'night' if number % 2 else 'day'} {number}", "ab"[number % 2])
+        for number in range(16)
+    ]
     plain = write(tmp_path / "plain.csv", rows)
     (tmp_path / name).write_bytes(spelled(plain.read_text()))
     assert il.load_task(str(tmp_path / name), n=8) == il.load_task(plain, n=8)
@@ -307,16 +349,25 @@ def test_a_file_that_is_named_without_path_need_not_have_a_known_ending(tmp_path
 
 
 def test_wrong_columns_are_answered_with_those_of_the_file(tmp_path):
-    rows = [(number, f"I was charged {number} times", "refund" if number % 2 else "praise") for number in range(12)]
+    rows = [
+        (number, f"I was charged {number} times", "refund" if number % 2 else "praise")
+        for number in range(12)
+    ]
     path = write(tmp_path / "tickets.csv", rows, ("id", "message", "topic"))
     with pytest.raises(il.InputError) as error:
         il.load_task(path)
-    assert "pass columns=('message', 'topic') (--columns 'message,topic'), or, if outputs are" in str(error.value)
-    assert "pass --columns 'message,topic', or, if outputs are words of their own, pass --pairs" in shell_spelling(
-        str(error.value)
+    assert (
+        "pass columns=('message', 'topic') (--columns 'message,topic'), or, if outputs are"
+        in str(error.value)
+    )
+    assert (
+        "pass --columns 'message,topic', or, if outputs are words of their own, pass --pairs"
+        in shell_spelling(str(error.value))
     )
     assert il.load_task(path, columns=("message", "topic"), n=1)[0].labels == ("praise", "refund")
-    with pytest.raises(il.InputError, match=r"no column 'label', only .*; pass columns=\('text', 'kind'\)"):
+    with pytest.raises(
+        il.InputError, match=r"no column 'label', only .*; pass columns=\('text', 'kind'\)"
+    ):
         il.load_task(write(tmp_path / "kinds.csv", [("a", "b"), ("c", "d")], ("text", "kind")))
 
 
@@ -340,14 +391,19 @@ def test_a_label_for_each_of_three_classes_is_answered_with_both_ways(tmp_path):
     path = write(tmp_path / "mail.csv", rows)
     with pytest.raises(il.InputError) as error:
         il.load_task(path, labels=("A", "B", "C"))
-    assert "shows 2 of the 3 classes, got 'A', 'B', 'C'; to show all classes, pass classes='all'" in str(error.value)
+    assert (
+        "shows 2 of the 3 classes, got 'A', 'B', 'C'; to show all classes, pass classes='all'"
+        in str(error.value)
+    )
     assert "--labels 'eggs=A,ham=B,spam=C'" in shell_spelling(str(error.value))
     assert il.load_task(path, labels=("A", "B", "C"), classes="all", n=1)[0].labels == (
         "A",
         "B",
         "C",
     )
-    assert len(il.load_task(path, labels={"eggs": "A", "ham": "B", "spam": "C"}, n=1)[0].labels) == 2
+    assert (
+        len(il.load_task(path, labels={"eggs": "A", "ham": "B", "spam": "C"}, n=1)[0].labels) == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -377,7 +433,9 @@ def test_settings_of_other_tasks_are_refused(name, settings, words):
 
 def test_rows_with_an_empty_cell_are_warned_of(tmp_path):
     rows = [*SENTENCES, ("", "foo"), ("a text", "")]
-    with pytest.warns(UserWarning, match=r"rows.csv: rows with an empty cell are skipped: 16 rows used.*2 skipped"):
+    with pytest.warns(
+        UserWarning, match=r"rows.csv: rows with an empty cell are skipped: 16 rows used.*2 skipped"
+    ):
         il.load_task(write(tmp_path / "rows.csv", rows), n=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -386,10 +444,14 @@ def test_rows_with_an_empty_cell_are_warned_of(tmp_path):
 
 def test_too_few_prompts_for_two_lists_are_warned_of():
     prompts = il.load_task("sentiment-number", n=30)
-    with pytest.warns(UserWarning, match=r"the lists have \d+ and \d+ prompts instead of 20: 30 prompts with"):
+    with pytest.warns(
+        UserWarning, match=r"the lists have \d+ and \d+ prompts instead of 20: 30 prompts with"
+    ):
         il.split_by_query(prompts, 20)
     first, second, third = il.load_task("sentiment-number", n=3)
-    with pytest.warns(UserWarning, match="30 prompts with 3 queries are too few; draw more than 30,") as caught:
+    with pytest.warns(
+        UserWarning, match="30 prompts with 3 queries are too few; draw more than 30,"
+    ) as caught:
         il.split_by_query([first, second, third, third] + [first, second] * 13, 10)
     assert "draw at least" not in str(caught[0].message)
     with warnings.catch_warnings():
@@ -399,9 +461,13 @@ def test_too_few_prompts_for_two_lists_are_warned_of():
 
 def test_a_label_with_the_space_of_the_template_is_refused(icl_mini):
     demonstrations = [("love", " foo"), ("two", " bar")]
-    with pytest.raises(il.InputError, match=r"label ' bar' begins with a space, which the template .* write 'bar'"):
+    with pytest.raises(
+        il.InputError, match=r"label ' bar' begins with a space, which the template .* write 'bar'"
+    ):
         il.tokenize(icl_mini, il.Prompt(demonstrations, "one"))
-    spaced = il.tokenize(icl_mini, il.Prompt(demonstrations, "one"), template=il.Template("{text} :{label}"))
+    spaced = il.tokenize(
+        icl_mini, il.Prompt(demonstrations, "one"), template=il.Template("{text} :{label}")
+    )
     assert spaced.texts[0] == "love : foo two : bar one :"
     with pytest.raises(il.InputError, match="label ' baz' begins with a space"):
         il.tokenize(icl_mini, "love : foo two : bar one :", labels=["foo", "bar", " baz"])
@@ -411,7 +477,9 @@ def test_a_label_with_the_space_of_the_template_is_refused(icl_mini):
 
 def test_a_file_in_place_of_a_prompt_is_answered_with_the_option(tmp_path):
     path = str(write(tmp_path / "messages.csv", SENTENCES))
-    with pytest.raises(il.InputError, match=f"is a file of data.*write icl-lens locate --path {path}"):
+    with pytest.raises(
+        il.InputError, match=f"is a file of data.*write icl-lens locate --path {path}"
+    ):
         check_data_files(["locate", path])
     check_data_files(["locate", "--path", path])
     check_data_files(["explain", "no-such-file.csv"])
@@ -422,7 +490,9 @@ def test_check_prints_the_rows_and_has_no_option_to_omit_itself(capsys):
     assert CliRunner().invoke(app, ["check", "--no-check"]).exit_code == 2
     for is_asked_for, words in ((True, "Checking what"), (False, "First checking what")):
         times = iter([0.0, 20.0])
-        report = with_duration(lambda *_: None, is_asked_for=is_asked_for, clock=lambda times=times: next(times))
+        report = with_duration(
+            lambda *_: None, is_asked_for=is_asked_for, clock=lambda times=times: next(times)
+        )
         report("check", 1, 4)
         messages = capsys.readouterr().err
         assert words in messages

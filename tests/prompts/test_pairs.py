@@ -43,19 +43,29 @@ def write(path, pairs=PAIRS, names=("input", "output")):
     return path
 
 
-@pytest.mark.parametrize("name", ["pairs.json", "columns.json", "pairs.jsonl", "pairs.csv", "pairs.tsv"])
+@pytest.mark.parametrize(
+    "name", ["pairs.json", "columns.json", "pairs.jsonl", "pairs.csv", "pairs.tsv"]
+)
 def test_files_of_pairs_are_read(tmp_path, name):
     path = write(tmp_path / name)
     prompts = il.load_task("mine", path=path, n=22, demonstrations=5)
     assert prompts == il.PairTask("mine", path).prompts(22, demonstrations=5)
-    assert prompts == il.load_task("mine", path=write(tmp_path / "same.csv"), n=22, demonstrations=5)
+    assert prompts == il.load_task(
+        "mine", path=write(tmp_path / "same.csv"), n=22, demonstrations=5
+    )
     assert [p.query for p in prompts[:11]] != [a for a, _ in PAIRS], "shuffled"
-    assert sorted(p.query for p in prompts[:11]) == sorted(a for a, _ in PAIRS), "each query once before any twice"
+    assert sorted(p.query for p in prompts[:11]) == sorted(a for a, _ in PAIRS), (
+        "each query once before any twice"
+    )
     for prompt in prompts:
-        demonstrated_pairs = [(demonstration.text, demonstration.label) for demonstration in prompt.demonstrations]
+        demonstrated_pairs = [
+            (demonstration.text, demonstration.label) for demonstration in prompt.demonstrations
+        ]
         assert len({*demonstrated_pairs}) == 5
         assert {*demonstrated_pairs, (prompt.query, prompt.answer)} <= {*PAIRS}
-        assert not {prompt.query, prompt.answer} & {word for pair in demonstrated_pairs for word in pair}
+        assert not {prompt.query, prompt.answer} & {
+            word for pair in demonstrated_pairs for word in pair
+        }
         assert {*prompt.labels} == {label for _, label in demonstrated_pairs} | {prompt.answer}
         assert prompt.has_own_answer
     prompts_of_another_seed = il.load_task("mine", path=path, n=22, demonstrations=5, seed=1)
@@ -119,10 +129,13 @@ def test_shared_outputs_may_be_shown(tmp_path):
     solved.
     """
     pairs = [(f"text {i}", ("up", "down")[i % 2]) for i in range(12)]
-    prompts = il.load_task("mine", path=write(tmp_path / "pairs.json", pairs), n=24, demonstrations=6)
+    prompts = il.load_task(
+        "mine", path=write(tmp_path / "pairs.json", pairs), n=24, demonstrations=6
+    )
     assert sum(prompt.has_own_answer for prompt in prompts) <= 4
     assert all(
-        prompt.query not in {demonstration.text for demonstration in prompt.demonstrations} for prompt in prompts
+        prompt.query not in {demonstration.text for demonstration in prompt.demonstrations}
+        for prompt in prompts
     )
     assert {prompt.labels for prompt in prompts} == {("down", "up")}
 
@@ -136,7 +149,9 @@ REFUSED = [
 
 @pytest.mark.parametrize(("options", "words"), REFUSED, ids=range(len(REFUSED)))
 def test_what_does_not_apply_to_pairs_is_refused(tmp_path, options, words):
-    faults.assert_refused(words, il.load_task, "mine", path=write(tmp_path / "pairs.json"), n=2, **options)
+    faults.assert_refused(
+        words, il.load_task, "mine", path=write(tmp_path / "pairs.json"), n=2, **options
+    )
 
 
 BAD_FILES = [
@@ -164,7 +179,10 @@ def test_pairs_of_one_length_align(tmp_path):
 
     def positions(**options):
         batch = il.tokenize(model, il.load_task("mine", path=path, n=8, **options))
-        return {(*row, last) for row, last in zip(batch.label_positions.tolist(), batch.last.tolist(), strict=True)}
+        return {
+            (*row, last)
+            for row, last in zip(batch.label_positions.tolist(), batch.last.tolist(), strict=True)
+        }
 
     assert len(positions()) > 1
     assert len(positions(same_length_for=model)) == 1
@@ -172,13 +190,18 @@ def test_pairs_of_one_length_align(tmp_path):
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory):
-    return il.load_task("mine", path=write(tmp_path_factory.mktemp("pairs") / "pairs.json"), n=5, demonstrations=3)
+    return il.load_task(
+        "mine", path=write(tmp_path_factory.mktemp("pairs") / "pairs.json"), n=5, demonstrations=3
+    )
 
 
 @pytest.fixture(scope="module")
 def zero_shot():
     choices = ("yes", "no")
-    return [il.Prompt([], query, answer, choices) for query, answer in (("love", "yes"), ("the sad cat", "no"))]
+    return [
+        il.Prompt([], query, answer, choices)
+        for query, answer in (("love", "yes"), ("the sad cat", "no"))
+    ]
 
 
 def hf_log_probs(run, batch, row):
@@ -191,23 +214,36 @@ def test_each_prompt_has_its_own_choices(family_run, prompts, zero_shot):
     """Scores are those of plain code for every label, whatever other prompts the batch has."""
     run = family_run("gpt2")
     with_shown_answer = il.Prompt.parse("love : yes sad : no happy :", answer="yes")
-    free = il.Prompt([il.Demonstration("love", "yes"), il.Demonstration("sad", "no")], "", labels=("yes", "no"))
+    free = il.Prompt(
+        [il.Demonstration("love", "yes"), il.Demonstration("sad", "no")], "", labels=("yes", "no")
+    )
     all_prompts = [*prompts, *zero_shot, with_shown_answer, free]
     batch = il.tokenize(run.model, all_prompts, prepend_bos=False)
     assert len(batch.labels) > 6
-    assert batch.labels == tuple(sorted({label for prompt in all_prompts for label in prompt.labels}))
+    assert batch.labels == tuple(
+        sorted({label for prompt in all_prompts for label in prompt.labels})
+    )
     scores, acts = il.score(run.model, batch), il.capture(run.model, batch)
     increases = il.head_log_prob_increase(acts[:8], batch[:8].answer_tokens)
-    against = il.head_log_prob_increase(acts[:8], batch[:8].answer_tokens, against=batch[:8].other_label_tokens)
+    against = il.head_log_prob_increase(
+        acts[:8], batch[:8].answer_tokens, against=batch[:8].other_label_tokens
+    )
     for row, prompt in enumerate(all_prompts):
         expected = hf_log_probs(run, batch, row)
-        assert {label for label, is_choice in zip(batch.labels, batch.label_mask[row], strict=True) if is_choice} == {
-            *prompt.labels
+        assert {
+            label
+            for label, is_choice in zip(batch.labels, batch.label_mask[row], strict=True)
+            if is_choice
+        } == {*prompt.labels}
+        own_scores = {
+            label: expected[run.model.tokenizer.convert_tokens_to_ids(label)]
+            for label in prompt.labels
         }
-        own_scores = {label: expected[run.model.tokenizer.convert_tokens_to_ids(label)] for label in prompt.labels}
         for label, value in own_scores.items():
             assert_close(scores[row, batch.labels.index(label)], value.float().detach())
-        assert batch.labels[int(acts.predicted[row])] == max(own_scores, key=lambda label: float(own_scores[label]))
+        assert batch.labels[int(acts.predicted[row])] == max(
+            own_scores, key=lambda label: float(own_scores[label])
+        )
         alone = il.tokenize(run.model, prompt, prepend_bos=False)
         assert alone.labels == prompt.labels
         acts_alone = il.capture(run.model, alone)
@@ -216,8 +252,12 @@ def test_each_prompt_has_its_own_choices(family_run, prompts, zero_shot):
             scores[row, [batch.labels.index(label) for label in alone.labels]],
         )
         if prompt.answer is not None:
-            assert_close(il.head_log_prob_increase(acts_alone, alone.answer_tokens)[0], increases[row])
-            contrast = il.head_log_prob_increase(acts_alone, alone.answer_tokens, against=alone.other_label_tokens)
+            assert_close(
+                il.head_log_prob_increase(acts_alone, alone.answer_tokens)[0], increases[row]
+            )
+            contrast = il.head_log_prob_increase(
+                acts_alone, alone.answer_tokens, against=alone.other_label_tokens
+            )
             assert_close(contrast[0], against[row])
 
 
@@ -258,7 +298,9 @@ def test_labels_that_look_alike_are_compared_where_they_part_or_once(family_run)
     # Two prompts may share tokens with each other.
     unclear = il.Prompt([il.Demonstration("be", "food")], "see", "seen", ("food", "seen"))
     pair = il.tokenize(model, [clear, unclear])
-    assert int(pair.label_tokens[pair.labels.index("food")]) == int(pair.label_tokens[pair.labels.index("foot")])
+    assert int(pair.label_tokens[pair.labels.index("food")]) == int(
+        pair.label_tokens[pair.labels.index("foot")]
+    )
 
 
 def test_an_answer_of_its_own_is_compared_with_what_differs_from_it(gpt2):
@@ -277,11 +319,20 @@ def test_an_answer_of_its_own_is_compared_with_what_differs_from_it(gpt2):
         batch.tokens.tolist(),
         model=gpt2,
         targets=int(batch.answer_tokens),
-        against=[[gpt2.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in ("cat", "red")]],
+        against=[
+            [
+                gpt2.tokenizer(word, add_special_tokens=False)["input_ids"][0]
+                for word in ("cat", "red")
+            ]
+        ],
     )
     acts, theirs = il.capture(gpt2, batch), il.capture(gpt2, plain)
-    contrast = il.head_log_prob_increase(acts, batch.answer_tokens, against=batch.other_label_tokens)
-    assert_close(contrast, il.head_log_prob_increase(theirs, plain.answer_tokens, against=plain.against))
+    contrast = il.head_log_prob_increase(
+        acts, batch.answer_tokens, against=batch.other_label_tokens
+    )
+    assert_close(
+        contrast, il.head_log_prob_increase(theirs, plain.answer_tokens, against=plain.against)
+    )
     ours, same = il.head_effects(gpt2, batch), il.head_effects(gpt2, plain)
     assert_close(ours.log_odds, same.log_odds)
     assert ours.log_odds.abs().max() > 1e-3
@@ -324,7 +375,9 @@ def test_the_advice_for_a_prompt_without_demonstrations_works(gpt2, zero_shot):
     call = str(refused.value).partition("with ")[2]
     explanation = eval(call, {"il": il, "model": gpt2})
     batch = il.tokenize(gpt2, zero_shot[1:])
-    assert explanation.scores.log_probs[0] == pytest.approx(float(il.score(gpt2, batch)[0, 1]), abs=1e-4)
+    assert explanation.scores.log_probs[0] == pytest.approx(
+        float(il.score(gpt2, batch)[0, 1]), abs=1e-4
+    )
 
 
 def test_prompts_without_labels_are_refused():
@@ -342,12 +395,16 @@ def shown_words(prompt):
 RULES = {
     "knows": lambda prompt: prompt.answer,
     "learns": lambda prompt: prompt.answer if prompt.demonstrations else "foo",
-    "maps": lambda prompt: prompt.answer if {(d.text, d.label) for d in prompt.demonstrations} & {*PAIRS} else "foo",
+    "maps": lambda prompt: (
+        prompt.answer if {(d.text, d.label) for d in prompt.demonstrations} & {*PAIRS} else "foo"
+    ),
     "copies": lambda prompt: shown_words(prompt)[-1] if prompt.demonstrations else "foo",
     "first": lambda prompt: shown_words(prompt)[0] if prompt.demonstrations else "foo",
     "one word": lambda prompt: PAIRS[0][1],
     "knows and copies": lambda prompt: (
-        prompt.answer if ord(prompt.query[-1]) % 2 or not prompt.demonstrations else shown_words(prompt)[-1]
+        prompt.answer
+        if ord(prompt.query[-1]) % 2 or not prompt.demonstrations
+        else shown_words(prompt)[-1]
     ),
 }
 # Accuracy as given, mismatched and without demonstrations; copied, copied from the last; what the
@@ -370,10 +427,14 @@ SENTENCES = {
 @pytest.mark.parametrize("rule", FOUND)
 def test_task_check_of_answers_by_a_rule(gpt2, tmp_path, monkeypatch, rule):
     """Accuracy counts any token of the vocabulary; demonstrations and copying are its controls."""
-    pairs = il.PairTask("mine", write(tmp_path / "pairs.json", [pair for pair in PAIRS if "foo" not in pair]))
+    pairs = il.PairTask(
+        "mine", write(tmp_path / "pairs.json", [pair for pair in PAIRS if "foo" not in pair])
+    )
 
     def top_token(model, batch, sets, *, read):
-        ids = [model.tokenizer.convert_tokens_to_ids(RULES[rule](prompt)) for prompt in batch.prompts]
+        ids = [
+            model.tokenizer.convert_tokens_to_ids(RULES[rule](prompt)) for prompt in batch.prompts
+        ]
         log_probs = torch.eye(model.cfg.d_vocab)[ids].log()
         return read(log_probs, torch.arange(len(batch)))[:, None]
 
@@ -393,16 +454,26 @@ def test_task_check_of_answers_by_a_rule(gpt2, tmp_path, monkeypatch, rule):
     assert ("is not shown to matter" in str(check)) == (rule == "learns")
     assert check.does_task == (rule in ("learns", "maps"))
     assert (check.shown, check.last_output, check.n_prompts, check.n_queries) == (0, 0, 30, 10)
-    assert check.accuracy["given"].low == pytest.approx(0.741 * accuracies[0], abs=1e-3), "of ten queries"
+    assert check.accuracy["given"].low == pytest.approx(0.741 * accuracies[0], abs=1e-3), (
+        "of ten queries"
+    )
 
 
-@pytest.mark.parametrize(("rule", "behaviors"), [("one word", ()), ("knows and copies", ("knows", "copies"))])
-def test_task_check_of_pairs_counts_each_behavior_alone(gpt2, tmp_path, monkeypatch, rule, behaviors):
+@pytest.mark.parametrize(
+    ("rule", "behaviors"), [("one word", ()), ("knows and copies", ("knows", "copies"))]
+)
+def test_task_check_of_pairs_counts_each_behavior_alone(
+    gpt2, tmp_path, monkeypatch, rule, behaviors
+):
     """A word that is always said is the answer of some prompts, and hits nothing."""
-    pairs = il.PairTask("mine", write(tmp_path / "pairs.json", [pair for pair in PAIRS if "foo" not in pair]))
+    pairs = il.PairTask(
+        "mine", write(tmp_path / "pairs.json", [pair for pair in PAIRS if "foo" not in pair])
+    )
 
     def top_token(model, batch, sets, *, read):
-        ids = [model.tokenizer.convert_tokens_to_ids(RULES[rule](prompt)) for prompt in batch.prompts]
+        ids = [
+            model.tokenizer.convert_tokens_to_ids(RULES[rule](prompt)) for prompt in batch.prompts
+        ]
         return read(torch.eye(model.cfg.d_vocab)[ids].log(), torch.arange(len(batch)))[:, None]
 
     monkeypatch.setattr("icl_lens.analyses.pair_behavior.score", top_token)
@@ -421,7 +492,10 @@ def test_task_check_of_classes_that_are_not_always_shown(gpt2, tmp_path, monkeyp
     prompts = il.load_task(str(write(tmp_path / "pairs.json", pairs)), n=44)
     prompts = [prompt for prompt in prompts if len({*shown_words(prompt)}) > 1]
     say_last = lambda model, batch, sets, *, read: torch.tensor(  # noqa: E731
-        [[model.tokenizer.convert_tokens_to_ids((shown_words(p) or ["the"])[-1])] for p in batch.prompts]
+        [
+            [model.tokenizer.convert_tokens_to_ids((shown_words(p) or ["the"])[-1])]
+            for p in batch.prompts
+        ]
     )
     monkeypatch.setattr("icl_lens.analyses.pair_behavior.score", say_last)
     check = il.task_check(gpt2, prompts)
@@ -456,9 +530,13 @@ def test_task_check_reads_the_most_probable_token_of_the_vocabulary(family_run):
     mismatched = []
     for prompt in prompts:  # each output has the input of the one before it in alphabetical order
         words = sorted(shown_words(prompt))
-        text_of = {demonstration.label: demonstration.text for demonstration in prompt.demonstrations}
+        text_of = {
+            demonstration.label: demonstration.text for demonstration in prompt.demonstrations
+        }
         before = dict(zip(words, [words[-1], *words[:-1]], strict=True))
-        demonstrated_pairs = [il.Demonstration(text_of[before[word]], word) for word in shown_words(prompt)]
+        demonstrated_pairs = [
+            il.Demonstration(text_of[before[word]], word) for word in shown_words(prompt)
+        ]
         mismatched.append(il.Prompt(demonstrated_pairs, prompt.query, prompt.answer, prompt.labels))
     none = [il.Prompt([], prompt.query, prompt.answer, prompt.labels) for prompt in prompts]
     for name, arranged_prompts in (("given", prompts), ("mismatched", mismatched), ("none", none)):
@@ -479,7 +557,9 @@ def test_commands_read_pairs(run, tiny, tmp_path, suffix):
     code, out, err = run("locate", *options, "-n", 6, "--by", "increase")
     assert code == 0, err
     named = write(tmp_path / "named.tsv", names=("word", "opposite"))
-    code, again, err = run("locate", "--pairs", "--columns", "word,opposite", "--path", named, *options[2:], "-n", 6)
+    code, again, err = run(
+        "locate", "--pairs", "--columns", "word,opposite", "--path", named, *options[2:], "-n", 6
+    )
     assert code == 0, err
     assert again.splitlines()[1:4] == out.splitlines()[1:4], "the same prompts"
     code, again, err = run(
@@ -500,46 +580,69 @@ def test_commands_check_pairs_first(run, tiny, tmp_path):
     assert code == 0, err
     prompts = il.load_task(str(path), n=20, demonstrations=3)
     sentence, printed = str(il.task_check(il.load_model(str(tiny)), prompts)), " ".join(out.split())
-    assert printed.index("First of 20 prompts:") < printed.index(sentence) < printed.index("mean increase")
+    assert (
+        printed.index("First of 20 prompts:")
+        < printed.index(sentence)
+        < printed.index("mean increase")
+    )
     code, same, err = run("locate", "--task", path, *options)
     assert (code, same) == (0, out), err
     code, _, err = run("locate", "--task", "antonyms", "--columns", "a,b", *options)
     assert code == 2
-    faults.assert_sentence(err.removesuffix("\n"), "--columns has no effect here: bundled pairs have no columns")
+    faults.assert_sentence(
+        err.removesuffix("\n"), "--columns has no effect here: bundled pairs have no columns"
+    )
 
 
 HEAD = il.Head(1, 2)
 # What each function returns for every prompt; without `against`, contrasts compare with the outputs
 # shown.
 BY_PROMPT = {
-    "layers": lambda m, b: il.layer_log_prob_increase(il.capture(m, b), against=b.other_label_tokens).attn,
+    "layers": lambda m, b: (
+        il.layer_log_prob_increase(il.capture(m, b), against=b.other_label_tokens).attn
+    ),
     "heads": lambda m, b: il.head_log_prob_increase(il.capture(m, b), against=b.other_label_tokens),
-    "subheads": lambda m, b: il.subhead_log_prob_increase(il.capture(m, b), against=b.other_label_tokens).sum(-1),
-    "neurons": lambda m, b: il.neuron_log_prob_increase(il.capture(m, b), 1, against=b.other_label_tokens),
+    "subheads": lambda m, b: il.subhead_log_prob_increase(
+        il.capture(m, b), against=b.other_label_tokens
+    ).sum(-1),
+    "neurons": lambda m, b: il.neuron_log_prob_increase(
+        il.capture(m, b), 1, against=b.other_label_tokens
+    ),
     "top subheads": lambda m, b: il.top_subheads(il.capture(m, b), k=3).value,
     "value parts": lambda m, b: il.value_parts(il.capture(m, b, writers=True), HEAD).parts,
-    "score parts": lambda m, b: il.attention_score_parts(il.capture(m, b, writers=True), HEAD).key_side,
+    "score parts": lambda m, b: (
+        il.attention_score_parts(il.capture(m, b, writers=True), HEAD).key_side
+    ),
     "head effects": lambda m, b: il.head_effects(m, b).log_odds,
     "gradient estimates": lambda m, b: il.head_effects(m, b, method="gradient").log_odds,
     "edges": lambda m, b: il.head_to_head_effects(m, b, readers=[HEAD], part="q").log_odds,
     "demonstrations": lambda m, b: il.demonstration_effects(m, b).log_odds,
     "saliency": lambda m, b: il.saliency_flow(m, b).label_to_last,
-    "whole labels": lambda m, b: il.whole_label_log_probs(m, b).as_subclass(torch.Tensor).gather(1, b.answer[:, None]),
+    "whole labels": lambda m, b: (
+        il.whole_label_log_probs(m, b).as_subclass(torch.Tensor).gather(1, b.answer[:, None])
+    ),
     "ablation": lambda m, b: torch.tensor(
         il.ablate_with_controls(m, b, [HEAD]).per_prompt("heads", "log_odds")[0].tolist()
     ),
-    "explanation": lambda m, b: torch.tensor([il.explain(m, b[[row]]).all_heads.contrast for row in range(len(b))]),
+    "explanation": lambda m, b: torch.tensor(
+        [il.explain(m, b[[row]]).all_heads.contrast for row in range(len(b))]
+    ),
 }
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name == "explanation" else name for name in BY_PROMPT],
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name == "explanation" else name
+        for name in BY_PROMPT
+    ],
 )
 def test_prompts_of_pairs_have_the_numbers_they_have_alone(gpt2, prompts, name):
     """Other prompts of the batch have other choices, which change nothing."""
     together = BY_PROMPT[name](gpt2, il.tokenize(gpt2, prompts, prepend_bos=False))
-    alone = [BY_PROMPT[name](gpt2, il.tokenize(gpt2, prompt, prepend_bos=False)) for prompt in prompts]
+    alone = [
+        BY_PROMPT[name](gpt2, il.tokenize(gpt2, prompt, prepend_bos=False)) for prompt in prompts
+    ]
     assert len(together) == len(prompts)
     assert_close(together, torch.cat(alone))
     assert together.abs().max() > 1e-5
@@ -549,21 +652,34 @@ def test_means_over_pairs_are_those_of_their_prompts(family_run, prompts):
     run = family_run("gpt2")
     model, batch = run.model, il.tokenize(run.model, prompts, prepend_bos=False)
     shown_outputs = torch.stack([batch.label_tokens[row] for row in batch.label_index])
-    contrast = il.head_log_prob_increase(il.capture(model, batch), batch.answer_tokens, against=shown_outputs)
+    contrast = il.head_log_prob_increase(
+        il.capture(model, batch), batch.answer_tokens, against=shown_outputs
+    )
     assert_close(il.locate(model, batch, by="contrast").score.mean.float(), contrast.mean(0))
     lost = il.locate(model, batch, by="effect").score.mean
-    assert_close(lost.float(), il.head_effects(model, batch, against=shown_outputs).log_odds.mean(0))
+    assert_close(
+        lost.float(), il.head_effects(model, batch, against=shown_outputs).log_odds.mean(0)
+    )
     vector = il.function_vector(model, heads=[HEAD], reference=batch)
     assert_close(
         vector,
-        torch.stack([il.function_vector(model, heads=[HEAD], reference=batch[[i]]) for i in range(5)]).mean(0),
+        torch.stack(
+            [il.function_vector(model, heads=[HEAD], reference=batch[[i]]) for i in range(5)]
+        ).mean(0),
     )
     recovered = il.indirect_effects(model, batch, reference=batch)
     with il.edited(model, il.Ablate([HEAD], mode="mean", reference=batch, positions="last")):
         edited = torch.stack(
-            [torch.tensor(float(il.capture(model, batch).token_log_probs(batch.answer_tokens)[i])) for i in range(5)]
+            [
+                torch.tensor(
+                    float(il.capture(model, batch).token_log_probs(batch.answer_tokens)[i])
+                )
+                for i in range(5)
+            ]
         )
-    before = torch.stack([hf_log_probs(run, batch, row)[batch.answer_tokens[row]] for row in range(5)])
+    before = torch.stack(
+        [hf_log_probs(run, batch, row)[batch.answer_tokens[row]] for row in range(5)]
+    )
     assert_close(recovered[:, 1, 2], edited.exp() - before.float().exp())
 
 
@@ -582,7 +698,9 @@ def test_pairs_are_correct_if_the_answer_is_the_top_token_of_the_vocabulary(fami
         top = run.model.tokenizer.convert_ids_to_tokens(int(scores.argmax()))
         best = max(
             words,
-            key=lambda word: float(scores[run.model.tokenizer.convert_tokens_to_ids(word)].detach()),
+            key=lambda word: float(
+                scores[run.model.tokenizer.convert_tokens_to_ids(word)].detach()
+            ),
         )
         for answer in {best, top} - {*demonstrated_words}:
             rows.append(
@@ -595,12 +713,16 @@ def test_pairs_are_correct_if_the_answer_is_the_top_token_of_the_vocabulary(fami
             )
     comparison = il.compare_models(run.model, run.model, rows, prepend_bos=False)
     batch = il.tokenize(run.model, rows, prepend_bos=False)
-    expected = [float(hf_log_probs(run, batch, row).argmax() == batch.answer_tokens[row]) for row in range(len(rows))]
+    expected = [
+        float(hf_log_probs(run, batch, row).argmax() == batch.answer_tokens[row])
+        for row in range(len(rows))
+    ]
     assert comparison.a["accuracy"].tolist() == expected
     assert 0 < sum(expected) < len(expected)
     continued = il.generate(run.model, batch, max_new_tokens=1).tokens[0]
     assert [
-        float(top_tokens[0] == token) for top_tokens, token in zip(continued, batch.answer_tokens, strict=True)
+        float(top_tokens[0] == token)
+        for top_tokens, token in zip(continued, batch.answer_tokens, strict=True)
     ] == expected
 
 
@@ -610,10 +732,15 @@ def test_circuits_of_pairs_are_tested_edge_by_edge(gpt2, tmp_path):
     first, second = il.split_by_query(prompts, 8)
     edges = il.locate_circuit(gpt2, first, second, [HEAD], n_edges=50, n_random=3).to_frame()
     batch, reference = il.tokenize(gpt2, second), il.tokenize(gpt2, first)
-    three_edges = [il.Edge(HEAD, *edges.loc[row, ["part", "writer", "role"]]) for row in (0, 1, len(edges) - 1)]
+    three_edges = [
+        il.Edge(HEAD, *edges.loc[row, ["part", "writer", "role"]]) for row in (0, 1, len(edges) - 1)
+    ]
     removed = [[], *([il.WithoutEdges([edge], reference=reference)] for edge in three_edges)]
     scores = il.score(gpt2, batch, removed).unbind(1)
-    odds = [il.metrics.label_log_odds(set_log_odds, batch.answer, choices=batch.label_mask) for set_log_odds in scores]
+    odds = [
+        il.metrics.label_log_odds(set_log_odds, batch.answer, choices=batch.label_mask)
+        for set_log_odds in scores
+    ]
     effects = [float((odds[0] - set_log_odds).mean()) for set_log_odds in odds[1:]]
     assert edges["effect"].iloc[[0, 1, -1]].tolist() == pytest.approx(effects, abs=1e-5)
     assert max(map(abs, effects)) > 1e-3
@@ -632,5 +759,7 @@ REFUSE = {
 @pytest.mark.parametrize("name", REFUSE)
 def test_what_exchanges_classes_is_refused_for_pairs(gpt2, tmp_path, name):
     pairs = il.PairTask("mine", write(tmp_path / "pairs.json"))
-    words = "has no query of another class" if name == "other query" else "must demonstrate its answer"
+    words = (
+        "has no query of another class" if name == "other query" else "must demonstrate its answer"
+    )
     faults.assert_refused(words, REFUSE[name], gpt2, pairs)

@@ -40,7 +40,10 @@ def test_several_texts_and_positions_at_once_are_each_alone(ioi_pair):
 
 def test_answers_are_given_as_text_or_ids(ioi_pair):
     model, _ = ioi_pair
-    mary, john = (int(il.tokenize(model, il.Text(IOI, answer=f" {name}")).answer_tokens) for name in ("Mary", "John"))
+    mary, john = (
+        int(il.tokenize(model, il.Text(IOI, answer=f" {name}")).answer_tokens)
+        for name in ("Mary", "John")
+    )
     assert mary != john
     texts = [
         il.Text(IOI, answer=" Mary", against=" John"),
@@ -50,7 +53,9 @@ def test_answers_are_given_as_text_or_ids(ioi_pair):
     assert batch.answer_tokens.tolist() == [mary, john]
     assert batch.against.tolist() == [[john, -1], [mary, 7]]
     everywhere = batch.at("all")
-    assert [int(everywhere[everywhere.prompt_index == row].answer_tokens[-1]) for row in (0, 1)] == [mary, john]
+    assert [
+        int(everywhere[everywhere.prompt_index == row].answer_tokens[-1]) for row in (0, 1)
+    ] == [mary, john]
     tokenized = il.tokenize(model, [il.Text(IOI), il.Text(IOI, answer=" Mary")])
     assert (tokenized.answer_tokens.tolist(), tokenized.against) == ([-1, mary], None)
     with pytest.warns(UserWarning, match=r"' Maryto' has \d tokens, .* first, .*Mary'"):
@@ -86,7 +91,9 @@ def test_what_does_not_fit_is_said(ioi_pair, texts, message, no_type_checks):
 def test_beginning_of_sequence_is_the_tokenizers_own(ioi_pair):
     model, _ = ioi_pair
     batch = il.tokenize(model, il.Text(IOI))
-    assert (batch.tokens[0, 0] == model.tokenizer.bos_token_id) == (model.cfg.normalization_type.startswith("RMS"))
+    assert (batch.tokens[0, 0] == model.tokenizer.bos_token_id) == (
+        model.cfg.normalization_type.startswith("RMS")
+    )
     with_bos = il.tokenize(model, il.Text(IOI), prepend_bos=True).at(0)
     assert with_bos.tokens.tolist() == [[model.tokenizer.bos_token_id]]
 
@@ -94,26 +101,40 @@ def test_beginning_of_sequence_is_the_tokenizers_own(ioi_pair):
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_is_removed_by_the_mask(icl_mini, side):
     """Rows padded on either side score as they do alone; without a mask they are refused."""
-    ids = [icl_mini.tokenizer(text)["input_ids"] for text in ("one : foo two :", "love : bar three : foo nine :")]
+    ids = [
+        icl_mini.tokenizer(text)["input_ids"]
+        for text in ("one : foo two :", "love : bar three : foo nine :")
+    ]
     pad, longest = icl_mini.tokenizer.pad_token_id, max(map(len, ids))
     fill = [[pad] * (longest - len(row)) for row in ids]
-    tokens = [[*more, *row] if side == "left" else [*row, *more] for row, more in zip(ids, fill, strict=True)]
+    tokens = [
+        [*more, *row] if side == "left" else [*row, *more]
+        for row, more in zip(ids, fill, strict=True)
+    ]
     mask = [[int(token != pad) for token in row] for row in tokens]
-    masked = il.PromptBatch.from_tokens(torch.tensor(tokens), model=icl_mini, attention_mask=torch.tensor(mask))
+    masked = il.PromptBatch.from_tokens(
+        torch.tensor(tokens), model=icl_mini, attention_mask=torch.tensor(mask)
+    )
     alone = il.PromptBatch.from_tokens(ids, model=icl_mini)
     assert masked.tokens.tolist() == alone.tokens.tolist()
     assert_close(last_log_probs(icl_mini, masked), last_log_probs(icl_mini, alone))
     word = "begins" if side == "left" else "ends"
-    with pytest.raises(il.InputError, match=f"row 0 {word} with {len(fill[0])} padding token.*attention_mask="):
+    with pytest.raises(
+        il.InputError, match=f"row 0 {word} with {len(fill[0])} padding token.*attention_mask="
+    ):
         il.PromptBatch.from_tokens(tokens, model=icl_mini)
-    unchecked = il.PromptBatch.from_tokens(tokens)  # without a model, padding is found when a model reads it
+    unchecked = il.PromptBatch.from_tokens(
+        tokens
+    )  # without a model, padding is found when a model reads it
     for read in (il.capture, last_log_probs):
         with pytest.raises(il.InputError, match=f"row 0 {word} with {len(fill[0])} padding token"):
             read(icl_mini, unchecked)
     last_log_probs(icl_mini, il.PromptBatch.from_tokens(tokens, attention_mask=mask))
 
 
-@pytest.mark.parametrize(("tokens", "bos", "refused"), [([0, 5], 0, False), ([0, 0, 5], 0, True), ([0, 5], None, True)])
+@pytest.mark.parametrize(
+    ("tokens", "bos", "refused"), [([0, 5], 0, False), ([0, 0, 5], 0, True), ([0, 5], None, True)]
+)
 def test_one_token_that_both_begins_texts_and_pads_is_no_padding(tokens, bos, refused):
     tokenizer = SimpleNamespace(pad_token_id=0, bos_token_id=bos, eos_token_id=None)
     with pytest.raises(il.InputError, match="padding token") if refused else nullcontext():
@@ -197,7 +218,10 @@ def test_rows_of_a_prompt_share_a_pass_only_where_nothing_edits_the_model(gpt2):
     with il.ablate_heads(gpt2, [(1, 0)], positions="last"):
         edited = il.capture(gpt2, batch)
         assert (edited.z[:, 1, 0] == 0).all()
-        alone = [il.capture(gpt2, il.PromptBatch.from_tokens(batch.tokens[i : i + 1, : 2 * i + 2])) for i in range(3)]
+        alone = [
+            il.capture(gpt2, il.PromptBatch.from_tokens(batch.tokens[i : i + 1, : 2 * i + 2]))
+            for i in range(3)
+        ]
     for row, row_alone in enumerate(alone):
         assert_close(edited.resid_final[row], row_alone.resid_final[0])
 
@@ -219,9 +243,14 @@ def test_positions_of_a_classification_prompt(gpt2, gpt2_batch):
     assert_close(acts[[2, 5, 8]].label_log_probs, last.label_log_probs)
     assert_close(acts.attention_to_labels()[[2, 5, 8]], last.attention_to_labels())
     with torch.no_grad():
-        plain = torch.log_softmax(gpt2.original_model(gpt2_batch.tokens[:1, :3]).logits[0, -1], dim=-1)
+        plain = torch.log_softmax(
+            gpt2.original_model(gpt2_batch.tokens[:1, :3]).logits[0, -1], dim=-1
+        )
     assert_close(acts.label_log_probs[0], plain[gpt2_batch.label_tokens])
-    assert il.tokenize(gpt2, list(gpt2_batch.prompts)).answer_tokens.tolist() == rows.answer_tokens[[2, 5, 8]].tolist()
+    assert (
+        il.tokenize(gpt2, list(gpt2_batch.prompts)).answer_tokens.tolist()
+        == rows.answer_tokens[[2, 5, 8]].tolist()
+    )
 
 
 def test_tokens_without_a_model_are_their_own_names():
@@ -234,9 +263,13 @@ def test_tokens_without_a_model_are_their_own_names():
     assert len(batch) == 1
 
 
-@pytest.mark.parametrize(("kind", "names"), [("byte", ["love", "␣like"]), ("metaspace", ["␣love", "␣like"])])
+@pytest.mark.parametrize(
+    ("kind", "names"), [("byte", ["love", "␣like"]), ("metaspace", ["␣love", "␣like"])]
+)
 def test_white_space_of_tokens_is_visible(kind, names):
     batch = il.tokenize(model_of(kind), il.Text("love like\n"), prepend_bos=False)
     assert batch.token_names[0][:2] == names
     assert not any(set(name) & set(" \n") or not name for name in batch.token_names[0])
-    assert [name.strip("␣") for name in names] == [token.strip() for token in batch.token_strings[0][:2]]
+    assert [name.strip("␣") for name in names] == [
+        token.strip() for token in batch.token_strings[0][:2]
+    ]

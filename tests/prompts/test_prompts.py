@@ -45,7 +45,9 @@ def test_parse_splits_texts_from_labels(text, demonstrations, query):
 
 
 def test_parse_reads_what_str_writes():
-    prompt = Prompt([Demonstration("a very sad day", "foo"), Demonstration("10:30", "bar")], "x", "bar")
+    prompt = Prompt(
+        [Demonstration("a very sad day", "foo"), Demonstration("10:30", "bar")], "x", "bar"
+    )
     assert Prompt.parse(str(prompt), answer="bar") == prompt
 
 
@@ -76,7 +78,9 @@ def test_parse_refuses_prompts_that_are_incomplete_or_would_be_read_otherwise(te
 def test_a_template_has_the_separator_of_its_prompts():
     spaced, broken = Prompt.parse(PAPER), Prompt.parse("love : bar\ntwo : foo\none :")
     assert Template("{text} = {label}").for_prompts([broken, broken]).separator == "\n"
-    with pytest.raises(InputError, match=r"alike, got ' ', '\\n'; pass template=il.Template\(separator=' '\)"):
+    with pytest.raises(
+        InputError, match=r"alike, got ' ', '\\n'; pass template=il.Template\(separator=' '\)"
+    ):
         Template().for_prompts([spaced, broken])
     assert Template(separator="; ").for_prompts([spaced, broken]).separator == "; "
 
@@ -86,7 +90,9 @@ def test_spans_where_searching_would_go_wrong():
     texts = ["foo : foo", "{text} {label}", "bar", "a bar : b", "{0}{"]
     labels = ["foo", "{text}", "bar", "{label}", "foo"]
     prompt = Prompt([Demonstration(*pair) for pair in zip(texts, labels, strict=True)], "foo : bar")
-    template = Template("<{text}> is : {label}!", "<{text}> is :", separator="\n{label}\n", prefix="{text} foo:\n")
+    template = Template(
+        "<{text}> is : {label}!", "<{text}> is :", separator="\n{label}\n", prefix="{text} foo:\n"
+    )
     rendered = template.render(prompt)
     assert cut(rendered, rendered.text_spans) == texts
     assert cut(rendered, rendered.label_spans) == labels
@@ -115,7 +121,10 @@ def test_a_continuation_is_the_prompt_and_then_a_demonstration(template):
     continued = template.continuation(prompt, "foo")
     assert continued.text.startswith(asked.text + template.gap)
     assert continued.label_spans[:-1] == asked.label_spans
-    assert continued.label_spans[-1] == (len(asked.text + template.gap), len(asked.text + template.gap) + 3)
+    assert continued.label_spans[-1] == (
+        len(asked.text + template.gap),
+        len(asked.text + template.gap) + 3,
+    )
     assert (continued.text_spans, continued.query_span) == (asked.text_spans, asked.query_span)
     # The text is as if the query were one more demonstration before another query.
     longer = Prompt([*prompt.demonstrations, Demonstration(prompt.query, "foo")], "x")
@@ -126,24 +135,42 @@ def test_a_continuation_is_the_prompt_and_then_a_demonstration(template):
 
 def test_labels_before_texts_are_asked_at_the_end():
     """Each label follows the same words and spaces, in a demonstration and after the query."""
-    assert Template("Label: {label} -{text}", "{text} Label:").gap == " ", "before the label, not before the text"
+    assert Template("Label: {label} -{text}", "{text} Label:").gap == " ", (
+        "before the label, not before the text"
+    )
     prompt = Prompt([Demonstration("love", "bar"), Demonstration("a two", "foo")], "one", "foo")
     for template, text, gap in (
-        (Template("{label}: {text}", "{text} ->", ", ", prefix=" "), " bar: love, foo: a two, one ->", " "),
-        (Template("L: {label}|T: {text}", "T: {text}|L:", "\n"), "L: bar|T: love\nL: foo|T: a two\nT: one|L:", " "),
+        (
+            Template("{label}: {text}", "{text} ->", ", ", prefix=" "),
+            " bar: love, foo: a two, one ->",
+            " ",
+        ),
+        (
+            Template("L: {label}|T: {text}", "T: {text}|L:", "\n"),
+            "L: bar|T: love\nL: foo|T: a two\nT: one|L:",
+            " ",
+        ),
         (Template("{label}|{text}", "{text}|", "\n"), "bar|love\nfoo|a two\none|", ""),
     ):
-        for rendered, answer in ((template.render(prompt), ()), (template.continuation(prompt, "foo"), ("foo",))):
-            assert rendered.text == text + "".join(gap + part_of_answer for part_of_answer in answer)
+        for rendered, answer in (
+            (template.render(prompt), ()),
+            (template.continuation(prompt, "foo"), ("foo",)),
+        ):
+            assert rendered.text == text + "".join(
+                gap + part_of_answer for part_of_answer in answer
+            )
             read = [
                 rendered.text[slice(*span)]
                 for span in (*rendered.label_spans, *rendered.text_spans, rendered.query_span)
             ]
             assert read == ["bar", "foo", *answer, "love", "a two", "one"]
-            assert [rendered.text[start:].split(template.separator or " ")[0] for start in rendered.starts][:2] == [
-                template.demonstration.format(text=part_of_answer.text, label=part_of_answer.label).split(
-                    template.separator or " "
-                )[0]
+            assert [
+                rendered.text[start:].split(template.separator or " ")[0]
+                for start in rendered.starts
+            ][:2] == [
+                template.demonstration.format(
+                    text=part_of_answer.text, label=part_of_answer.label
+                ).split(template.separator or " ")[0]
                 for part_of_answer in prompt.demonstrations
             ]
         assert template.gap == gap
@@ -154,12 +181,24 @@ def test_labels_before_texts_are_asked_at_the_end():
     [
         ({"demonstration": "{text} : foo"}, "must contain {label} once"),
         ({"demonstration": "{text} {text} : {label}"}, "must contain {text} once"),
-        ({"demonstration": "Label: {label} Text: {text}"}, "query must contain {text} once and then end in 'Label:'"),
-        ({"demonstration": "{label} : {text}", "query": "Label:"}, "query must contain {text} once"),
-        ({"demonstration": "A: {label} {text}", "query": "{text} A: "}, "once and then end in 'A:'"),
+        (
+            {"demonstration": "Label: {label} Text: {text}"},
+            "query must contain {text} once and then end in 'Label:'",
+        ),
+        (
+            {"demonstration": "{label} : {text}", "query": "Label:"},
+            "query must contain {text} once",
+        ),
+        (
+            {"demonstration": "A: {label} {text}", "query": "{text} A: "},
+            "once and then end in 'A:'",
+        ),
         ({"demonstration": "{label} {text}", "query": "{text} : "}, "query='{text} :'"),
         ({"query": "{text} ->"}, "write query='{text} :'"),
-        ({"demonstration": "{text} ->  {label}", "query": "{text} ->  "}, "write query='{text} ->'"),
+        (
+            {"demonstration": "{text} ->  {label}", "query": "{text} ->  "},
+            "write query='{text} ->'",
+        ),
         ({"demonstration": "{text}\n{label}", "query": "{text}"}, "write query='{text}\\n'"),
     ],
 )

@@ -54,7 +54,11 @@ KINDS = ["ABBR", "DESC", "NUM"]
 
 
 def rows_of(split, kinds=KINDS, n_of_each=6):
-    return [{"text": f"{split} {kind} text {i}", "label": kind} for i in range(n_of_each) for kind in kinds]
+    return [
+        {"text": f"{split} {kind} text {i}", "label": kind}
+        for i in range(n_of_each)
+        for kind in kinds
+    ]
 
 
 def write(path, rows):
@@ -71,16 +75,26 @@ def folder(tmp_path):
 
 def kind_of(text):
     """The class of a sentence, or the category of a word."""
-    return text.split()[1] if " " in text else next(name for name, words in CATEGORIES.items() if text in words)
+    return (
+        text.split()[1]
+        if " " in text
+        else next(name for name, words in CATEGORIES.items() if text in words)
+    )
 
 
 def texts_labeled(prompt, label):
-    return [demonstration.text for demonstration in prompt.demonstrations if demonstration.label == label]
+    return [
+        demonstration.text
+        for demonstration in prompt.demonstrations
+        if demonstration.label == label
+    ]
 
 
 def test_columns_of_a_file_are_those_of_the_tasks_with_settings(tmp_path):
     rows = rows_of("train")
-    renamed = write(tmp_path / "mine.jsonl", [{"note": row["text"], "kind": row["label"]} for row in rows])
+    renamed = write(
+        tmp_path / "mine.jsonl", [{"note": row["text"], "kind": row["label"]} for row in rows]
+    )
     expected = TextTask("mine", renamed, columns=("note", "kind")).prompts(5)
     assert load_task("mine", renamed, columns=("note", "kind"), n=5) == expected
     pairs = [{"input": f"a{i}", "output": f"b{i}", "other": f"c{i}"} for i in range(9)]
@@ -117,7 +131,9 @@ def test_the_papers_word_tasks(name):
         assert (prompt.answer, prompt.labels) == ("foo", ("foo", "bar"))
         assert set(texts_labeled(prompt, "bar")) <= set(words[false]) - set(words[true])
         assert {*texts_labeled(prompt, "foo"), prompt.query} <= set(words[true]) - set(words[false])
-        assert len({*texts_labeled(prompt, "foo"), *texts_labeled(prompt, "bar"), prompt.query}) == 5
+        assert (
+            len({*texts_labeled(prompt, "foo"), *texts_labeled(prompt, "bar"), prompt.query}) == 5
+        )
     # Every word is a query.
     assert len({prompt.query for prompt in prompts}) == len(set(words[true]) - set(words[false]))
 
@@ -131,7 +147,9 @@ def task(request, words, folder):
 
 
 def test_layouts_show_the_same_texts_in_another_order(task):
-    order, reorder, imbalanced = (task.prompts(50, layout=layout) for layout in ("order", "reorder", "imbalanced"))
+    order, reorder, imbalanced = (
+        task.prompts(50, layout=layout) for layout in ("order", "reorder", "imbalanced")
+    )
     for ordered, reordered, shortened in zip(order, reorder, imbalanced, strict=True):
         false, true = ordered.demonstrations[:-2], ordered.demonstrations[-2:]
         assert {d.label for d in true} == {ordered.answer}
@@ -164,7 +182,10 @@ def test_seeds_give_the_same_prompts(task):
     assert first != second_seed
     assert task.prompts(10, seed=1) == first[:10]
     # A few queries are drawn from all, not the first ones.
-    assert len({frozenset(prompt.query for prompt in task.prompts(4, seed=seed)) for seed in range(5)}) > 1
+    assert (
+        len({frozenset(prompt.query for prompt in task.prompts(4, seed=seed)) for seed in range(5)})
+        > 1
+    )
 
 
 def test_balanced_layouts_ask_for_both_classes_and_exchange_labels_in_every_second_pair(words):
@@ -172,12 +193,19 @@ def test_balanced_layouts_ask_for_both_classes_and_exchange_labels_in_every_seco
     of the paper's.
     """
     task = WordTask("color-fruit", words)
-    paper, random, last, first = (task.prompts(20, layout=layout) for layout in ("order", "random", "last", "first"))
+    paper, random, last, first = (
+        task.prompts(20, layout=layout) for layout in ("order", "random", "last", "first")
+    )
     swap = {"foo": "bar", "bar": "foo"}
-    for number, (ordered, shuffled, near, far) in enumerate(zip(paper, random, last, first, strict=True)):
+    for number, (ordered, shuffled, near, far) in enumerate(
+        zip(paper, random, last, first, strict=True)
+    ):
         asked = ordered.with_other_query() if number % 2 else ordered
         label = swap if number // 2 % 2 else {"foo": "foo", "bar": "bar"}
-        labeled_texts = {(demonstration.text, label[demonstration.label]) for demonstration in ordered.demonstrations}
+        labeled_texts = {
+            (demonstration.text, label[demonstration.label])
+            for demonstration in ordered.demonstrations
+        }
         for prompt in (shuffled, near, far):
             assert {
                 (demonstration.text, demonstration.label) for demonstration in prompt.demonstrations
@@ -193,7 +221,9 @@ def test_balanced_layouts_ask_for_both_classes_and_exchange_labels_in_every_seco
     assert (
         len(
             {
-                tuple(demonstration.label == prompt.answer for demonstration in prompt.demonstrations)
+                tuple(
+                    demonstration.label == prompt.answer for demonstration in prompt.demonstrations
+                )
                 for prompt in random
             }
         )
@@ -203,7 +233,8 @@ def test_balanced_layouts_ask_for_both_classes_and_exchange_labels_in_every_seco
 
 def test_the_papers_labels_are_given_in_the_order_true_false(words):
     plain, swapped = (
-        load_task("color-fruit", words, n=20, layout="order", labels=labels) for labels in (None, ("bar", "foo"))
+        load_task("color-fruit", words, n=20, layout="order", labels=labels)
+        for labels in (None, ("bar", "foo"))
     )
     swap = {"foo": "bar", "bar": "foo"}
     for left, right in zip(plain, swapped, strict=True):
@@ -260,13 +291,18 @@ def test_two_classes_a_prompt_are_those_of_query_and_another(folder):
         assert prompt.query.startswith("test ")
         assert all(d.text.startswith("train ") for d in prompt.demonstrations)
         assert {kind_of(text) for text in texts_labeled(prompt, "foo")} == {kind_of(prompt.query)}
-        assert len({kind_of(text) for text in texts_labeled(prompt, "bar")} - {kind_of(prompt.query)}) == 1
+        assert (
+            len({kind_of(text) for text in texts_labeled(prompt, "bar")} - {kind_of(prompt.query)})
+            == 1
+        )
         assert len({d.text for d in prompt.demonstrations}) == 4
         assert (prompt.answer, prompt.labels) == ("foo", ("foo", "bar"))
     # 18 queries in turn: each once before any twice; every ordered pair of classes is met.
     assert {prompt.query for prompt in prompts[:18]} == {row["text"] for row in rows_of("test")}
     assert Counter(Counter(prompt.query for prompt in prompts).values()) == Counter({6: 10, 5: 8})
-    pairs = {(kind_of(prompt.query), kind_of(texts_labeled(prompt, "bar")[0])) for prompt in prompts}
+    pairs = {
+        (kind_of(prompt.query), kind_of(texts_labeled(prompt, "bar")[0])) for prompt in prompts
+    }
     assert len(pairs) == 6
 
 
@@ -274,7 +310,9 @@ def test_all_classes_keep_their_labels(folder):
     """A label belongs to the same class in every prompt; the true class stands next to the
     query.
     """
-    prompts = TextTask("trec", folder, classes="all").prompts(60, layout="order", labels=("foo", "bar", "baz"))
+    prompts = TextTask("trec", folder, classes="all").prompts(
+        60, layout="order", labels=("foo", "bar", "baz")
+    )
     meaning = {"foo": "ABBR", "bar": "DESC", "baz": "NUM"}
     first = set()
     for prompt in prompts:
@@ -283,7 +321,9 @@ def test_all_classes_keep_their_labels(folder):
         assert all(kind_of(d.text) == meaning[d.label] for d in prompt.demonstrations)
         assert meaning[prompt.answer] == kind_of(prompt.query)
         assert [d.label for d in prompt.demonstrations[4:]] == [prompt.answer] * 2
-        assert all(left.label == right.label for left, right in list(pairwise(prompt.demonstrations))[::2])
+        assert all(
+            left.label == right.label for left, right in list(pairwise(prompt.demonstrations))[::2]
+        )
         first.add((prompt.answer, prompt.demonstrations[0].label))
     assert len(first) == 6
     named = TextTask("trec", folder, classes="all").prompts(5, labels=["a", "b", "c"])
@@ -364,14 +404,20 @@ def test_what_becomes_of_odd_texts(folder):
     write(folder / "test.jsonl", [*rows_of("test"), *odd])
     prompts = TextTask("trec", folder, max_words=21).prompts(19, labels=("foo", "bar"))
     asked = Counter(prompt.query for prompt in prompts)
-    assert asked == Counter([*(row["text"] for row in rows_of("test")), "test NUM with a line break"])
-    longest = {prompt.query for prompt in load_task("trec", path=folder, n=20, labels=("foo", "bar"))} - set(asked)
+    assert asked == Counter(
+        [*(row["text"] for row in rows_of("test")), "test NUM with a line break"]
+    )
+    longest = {
+        prompt.query for prompt in load_task("trec", path=folder, n=20, labels=("foo", "bar"))
+    } - set(asked)
     assert longest == {("test NUM " + "long " * 20).strip()}
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_other_files_and_columns_are_read(tmp_path, suffix):
-    rows = [{"sentence": f'{row["text"]}, "quoted"', "class": row["label"]} for row in rows_of("one")]
+    rows = [
+        {"sentence": f'{row["text"]}, "quoted"', "class": row["label"]} for row in rows_of("one")
+    ]
     table = datasets.Dataset.from_list(rows).to_pandas()
     path = tmp_path / f"rows [1].{suffix}"
     table.to_csv(path, index=False) if suffix == "csv" else table.to_parquet(path)
@@ -387,14 +433,18 @@ def test_numbers_as_labels_survive_an_empty_cell(tmp_path):
     lines = [f"text {kind} {i},{kind}" for i in range(6) for kind in range(3)]
     (tmp_path / "train.csv").write_text("text,label\n" + "\n".join([*lines, "text without label,"]))
     write(tmp_path / "test.jsonl", [{"text": f"ask {i}", "label": i % 3} for i in range(6)])
-    for prompt in TextTask("mine", tmp_path, classes="all").prompts(6, labels=("foo", "bar", "baz")):
+    for prompt in TextTask("mine", tmp_path, classes="all").prompts(
+        6, labels=("foo", "bar", "baz")
+    ):
         assert prompt.answer == ("foo", "bar", "baz")[int(kind_of(prompt.query)) % 3]
         for d in prompt.demonstrations:
             assert d.label == ("foo", "bar", "baz")[int(kind_of(d.text))]
 
 
 def test_class_names_of_parquet_files_are_read(tmp_path):
-    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["z", "a"])})
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["z", "a"])}
+    )
     rows = {"text": [f"t {i}" for i in range(12)], "label": [i % 2 for i in range(11)] + [-1]}
     path = tmp_path / "rows.parquet"
     datasets.Dataset.from_dict(rows, features=features).to_parquet(path)
@@ -411,7 +461,9 @@ def test_a_dataset_is_picked_from_a_folder_by_its_name(tmp_path):
         for prompt in load_task(name, path=tmp_path, n=10):
             assert prompt.query.startswith(f"{name}-test ")
             assert all(d.text.startswith(f"{name}-train ") for d in prompt.demonstrations)
-    with pytest.raises(InputError, match=r"one file for the split 'train' of 'agnews'.*'sst2-train\.jsonl', 'tr"):
+    with pytest.raises(
+        InputError, match=r"one file for the split 'train' of 'agnews'.*'sst2-train\.jsonl', 'tr"
+    ):
         load_task("agnews", path=tmp_path)
 
 
@@ -428,7 +480,9 @@ def test_datasets_that_cannot_be_used_are_refused(folder, tmp_path):
         with pytest.raises(InputError, match=complaint):
             TextTask("mine", **{"path": folder} | arguments).prompts(5, labels=labels)
 
-    refused("split 'dev' of 'mine', such as 'dev.jsonl', got 'test.jsonl', 'train.jsonl'", split="dev")
+    refused(
+        "split 'dev' of 'mine', such as 'dev.jsonl', got 'test.jsonl', 'train.jsonl'", split="dev"
+    )
     refused("no file .*nowhere", path=tmp_path / "nowhere")
     refused(
         "2 demonstration texts each beside the half .*1 of class 'DESC'",
@@ -448,7 +502,10 @@ def test_datasets_that_cannot_be_used_are_refused(folder, tmp_path):
 
 def layouts(prompts, model, template):
     batch = tokenize(model, prompts, template=template)
-    return {(*row, end) for row, end in zip(batch.label_positions.tolist(), batch.last.tolist(), strict=True)}
+    return {
+        (*row, end)
+        for row, end in zip(batch.label_positions.tolist(), batch.last.tolist(), strict=True)
+    }
 
 
 @pytest.mark.parametrize("prefix", ["", " "])
@@ -462,15 +519,17 @@ def test_rows_of_one_length_align(tmp_path, options, prefix):
     }
     of_other_lengths = {"color": ["cyan-like", "red"], "fruit": ["fig", "banana", "apple"]}
     path = tmp_path / "words.json"
-    path.write_text(json.dumps({"categories": {name: [*four[name], *of_other_lengths[name]] for name in four}}))
+    path.write_text(
+        json.dumps({"categories": {name: [*four[name], *of_other_lengths[name]] for name in four}})
+    )
     options = {"n": 12, "path": path, **options}
     assert len(layouts(load_task("color-fruit", **options), model, template)) > 1
     aligned = load_task("color-fruit", **options, same_length_for=model, template=template)
     assert len(aligned) == 12
     assert len(layouts(aligned, model, template)) == 1
-    texts = {demonstration.text for prompt in aligned for demonstration in prompt.demonstrations} | {
-        prompt.query for prompt in aligned
-    }
+    texts = {
+        demonstration.text for prompt in aligned for demonstration in prompt.demonstrations
+    } | {prompt.query for prompt in aligned}
     for before in ("", " "):
         assert len({len(model.tokenizer(f"{before}{text}")["input_ids"]) for text in texts}) == 1
 
@@ -488,7 +547,11 @@ def test_sentences_of_one_length_align(tmp_path, classes):
         "one two",
         "the one two",
     ]
-    rows = [{"text": f"{word} {text}", "label": kind} for kind, word in (("p", "love"), ("q", "sad")) for text in texts]
+    rows = [
+        {"text": f"{word} {text}", "label": kind}
+        for kind, word in (("p", "love"), ("q", "sad"))
+        for text in texts
+    ]
     path = write(tmp_path / "rows.jsonl", rows)
     task, options = TextTask("mine", path, classes=classes), {"n": 6, "labels": ["foo", "bar"]}
     assert len(layouts(task.prompts(**options), model, Template())) > 1
@@ -522,12 +585,17 @@ def test_prompts_of_a_task_print_as_a_summary():
     prompts = load_task("sentiment-number", n=5)
     lines = repr(prompts).splitlines()
     n_queries = len({prompt.query for prompt in prompts})
-    assert lines[0] == f"5 prompts of sentiment-number, 4 demonstrations each, {n_queries} different queries"
+    assert (
+        lines[0]
+        == f"5 prompts of sentiment-number, 4 demonstrations each, {n_queries} different queries"
+    )
     assert lines[1].startswith("classes: 'number' (")
     answers = Counter(prompt.answer for prompt in prompts)
     assert lines[2] == f"labels: 'bar' ({answers['bar']} answers), 'foo' ({answers['foo']} answers)"
     assert lines[3] == f"first: {prompts[0]}"
-    assert repr(prompts[:1]).startswith("1 prompt of sentiment-number, 4 demonstrations each, 1 query\n")
+    assert repr(prompts[:1]).startswith(
+        "1 prompt of sentiment-number, 4 demonstrations each, 1 query\n"
+    )
     assert repr(prompts[:0]) == "0 prompts of sentiment-number"
     assert "classes" not in repr(load_task("animal-country", n=2, labels=("animal", "country")))
 
@@ -540,5 +608,7 @@ def test_prompts_of_a_task_are_a_list(tmp_path):
     for copied in (pickle.loads(pickle.dumps(prompts)), deepcopy(prompts)):
         assert (copied, repr(copied)) == (prompts, repr(prompts))
     long = tmp_path / "long.csv"
-    long.write_text("text,label\n" + "".join(f"{'word ' * 50}{i},{'ab'[i % 2]}\n" for i in range(20)))
+    long.write_text(
+        "text,label\n" + "".join(f"{'word ' * 50}{i},{'ab'[i % 2]}\n" for i in range(20))
+    )
     assert len(repr(load_task("long", long, n=1))) < 900

@@ -29,7 +29,9 @@ def strings(kind: str, ids) -> list[str]:
     return [token.replace("Ġ", "_").replace("▁", "_") for token in tokens]
 
 
-def prompt_of(*pairs: tuple[str, str], query: str = "one", answer: str | None = None, labels=None) -> Prompt:
+def prompt_of(
+    *pairs: tuple[str, str], query: str = "one", answer: str | None = None, labels=None
+) -> Prompt:
     return Prompt([Demonstration(*pair) for pair in pairs], query, answer, labels)
 
 
@@ -50,7 +52,9 @@ def test_the_papers_positions_whatever_the_tokenizer(kind, prepend_bos):
     batch = tokenize(model_of(kind), [PAPER], prepend_bos=prepend_bos)
     shift = int(kind == "metaspace" if prepend_bos is None else prepend_bos)
     assert batch.label_positions.tolist() == [[shift + p for p in (2, 5, 8, 11)]]
-    assert batch.demonstration_ranges.tolist() == [[[shift + p, shift + p + 3] for p in (0, 3, 6, 9)]]
+    assert batch.demonstration_ranges.tolist() == [
+        [[shift + p, shift + p + 3] for p in (0, 3, 6, 9)]
+    ]
     assert batch.last.tolist() == [shift + 13]
     assert batch.tokens.shape == (1, shift + 14)  # nothing at the end
     assert batch.text_ranges.tolist() == [[[shift + p, shift + p + 1] for p in (0, 3, 6, 9)]]
@@ -59,7 +63,10 @@ def test_the_papers_positions_whatever_the_tokenizer(kind, prepend_bos):
         assert batch.tokens[0, 0] == tokenizer_of(kind).bos_token_id
     space = "" if kind == "word" else "_"
     assert strings(kind, batch.label_tokens) == [f"{space}bar", f"{space}foo"]
-    assert batch.tokens[0, batch.label_positions[0]].tolist() == batch.label_tokens[[0, 0, 1, 1]].tolist()
+    assert (
+        batch.tokens[0, batch.label_positions[0]].tolist()
+        == batch.label_tokens[[0, 0, 1, 1]].tolist()
+    )
 
 
 @pytest.mark.parametrize(("kind", "front"), [("byte", []), ("metaspace", ["<s>"])])
@@ -114,7 +121,16 @@ def test_foo_with_and_without_its_space_are_two_labels(kind):
     prompt = prompt_of(("love", " foo"), ("two", "foo"))
     batch = tokenize(model_of(kind), prompt, template=Template("{text}->{label}", "{text}->"))
     # love -> _foo | _two -> foo | _one ->
-    assert strings(kind, batch.tokens[0]) == ["love", "->", "_foo", "_two", "->", "foo", "_one", "->"]
+    assert strings(kind, batch.tokens[0]) == [
+        "love",
+        "->",
+        "_foo",
+        "_two",
+        "->",
+        "foo",
+        "_one",
+        "->",
+    ]
     assert strings(kind, batch.label_tokens) == ["_foo", "foo"]
     assert batch.label_positions.tolist() == [[2, 5]]
 
@@ -124,7 +140,9 @@ def test_appending_what_the_labels_share(kind):
     prompt = prompt_of(("love", "food"), ("two", "foot"), answer="foot")
     longer = prompt_of(("happy", "foot"), ("sad", "food"), ("nine", "foot"), answer="food")
     batch = tokenize(model_of(kind), [prompt, longer], prepend_bos=False)
-    assert strings(kind, batch.tokens[0, :11])[1:] == "_: _foo d _two _: _foo t _one _: _foo".split()
+    assert (
+        strings(kind, batch.tokens[0, :11])[1:] == "_: _foo d _two _: _foo t _one _: _foo".split()
+    )
     assert batch.label_positions[0].tolist() == [3, 7, -1]
     assert batch.last.tolist() == [10, 14]
     assert strings(kind, batch.tokens[[0, 1], batch.last]) == ["_foo", "_foo"]
@@ -159,7 +177,9 @@ def test_a_label_of_bytes_ends_with_its_last_byte():
     If all labels begin with that space, it separates text and label, and does not belong to the
     label.
     """
-    batch = tokenize(model_of("metaspace"), prompt_of(("love", "é"), ("語", "foo")), prepend_bos=False)
+    batch = tokenize(
+        model_of("metaspace"), prompt_of(("love", "é"), ("語", "foo")), prepend_bos=False
+    )
     expected = "_love _: _ <0xC3> <0xA9> _ <0xE8> <0xAA> <0x9E> _: _foo _one _:"
     assert strings("metaspace", batch.tokens[0]) == expected.split()
     assert batch.label_positions.tolist() == [[2, 10]]
@@ -170,13 +190,22 @@ def test_a_label_of_bytes_ends_with_its_last_byte():
     assert strings("metaspace", batch.tokens[0, -2:]) == ["_", "<0xC3>"]
     assert strings("metaspace", batch.label_tokens) == ["<0xA8>", "<0xA9>"]
     assert (batch.label_positions[:, None] - batch.label_ranges[..., 0]).tolist() == [[[1, 1]]]
-    held = [strings("metaspace", batch.tokens[0, slice(*tokens)]) for tokens in batch.label_ranges[0].tolist()]
+    held = [
+        strings("metaspace", batch.tokens[0, slice(*tokens)])
+        for tokens in batch.label_ranges[0].tolist()
+    ]
     assert held == [["<0xC3>", "<0xA9>"], ["<0xC3>", "<0xA8>"]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_that_hold_the_label_words_and_colons(kind):
-    prompt = prompt_of(("foo", "bar"), ("bar : foo", "foo"), (": :", "bar"), ("the foo", "foo"), query="bar foo : foo")
+    prompt = prompt_of(
+        ("foo", "bar"),
+        ("bar : foo", "foo"),
+        (": :", "bar"),
+        ("the foo", "foo"),
+        query="bar foo : foo",
+    )
     batch = tokenize(model_of(kind), prompt, prepend_bos=False)
     #          0   1 2   3   4 5   6 7   8 9 10 11  12  13  14 15  16  17  18 19  20
     words = "foo : bar bar : foo : foo : : : bar the foo : foo bar foo : foo :".split()
@@ -228,7 +257,9 @@ def test_a_row_does_not_depend_on_its_neighbors(kind):
         alone = tokenize(model_of(kind), prompt, labels=batch.labels)
         width, demos = alone.tokens.shape[1], len(prompt.demonstrations)
         assert torch.equal(batch.tokens[row, :width], alone.tokens[0])
-        assert batch.attention_mask[row].tolist() == [1] * width + [0] * (batch.tokens.shape[1] - width)
+        assert batch.attention_mask[row].tolist() == [1] * width + [0] * (
+            batch.tokens.shape[1] - width
+        )
         for name in ("label_positions", "label_index", "text_ranges"):
             assert torch.equal(getattr(batch, name)[row, :demos], getattr(alone, name)[0]), name
         for name in ("last", "label_mask", "answer", "query_range", "answer_tokens"):
@@ -248,7 +279,10 @@ def test_slices_are_batches_of_their_prompts():
         assert f"{number}, labels" in repr(ragged)
     assert "1 demonstration, labels" in repr(batch[1])
     assert torch.equal(tail.label_tokens, batch.label_tokens)
-    assert tail.label_positions.tolist() == [[2, -1, -1, -1], [4, 7, -1, -1]]  # results of pieces can be joined
+    assert tail.label_positions.tolist() == [
+        [2, -1, -1, -1],
+        [4, 7, -1, -1],
+    ]  # results of pieces can be joined
     assert tail.prompts == batch.prompts[1:]
     assert tail.token_strings == batch.token_strings[1:]
     assert tail.answer_tokens.tolist() == batch.answer_tokens[1:].tolist()
@@ -272,7 +306,11 @@ def test_batches_lie_on_the_models_device():
     moved = tokenize(model_of("word"), RAGGED).to("meta")
     there = tokenize(model_of("word", device="meta"), RAGGED)
     for batch in (moved, there):
-        assert all(value.device.type == "meta" for value in vars(batch).values() if isinstance(value, torch.Tensor))
+        assert all(
+            value.device.type == "meta"
+            for value in vars(batch).values()
+            if isinstance(value, torch.Tensor)
+        )
 
 
 # What is refused
@@ -289,19 +327,44 @@ def joined_without(word: str):
 REFUSED = [
     ("word", [], {}, "at least one prompt"),
     ("word", PAPER, {"labels": ["bar"]}, "add 'foo'"),
-    ("word", prompt_of(("love", " foo"), ("two", "foo")), {}, "label ' foo' begins with a space, which the template"),
+    (
+        "word",
+        prompt_of(("love", " foo"), ("two", "foo")),
+        {},
+        "label ' foo' begins with a space, which the template",
+    ),
     ("word", prompt_of(("love", "foo"), ("two", "foo ")), {}, "have the same tokens 'foo'"),
     # one begins with the tokens of another, and a text follows it
-    ("byte", labeled("foo", "food"), {}, "'foo' begin those of another label, and the template has no token"),
+    (
+        "byte",
+        labeled("foo", "food"),
+        {},
+        "'foo' begin those of another label, and the template has no token",
+    ),
     ("byte", Prompt([], "a", "food", ("foo", "food")), {}, "'foo' begin those of another label"),
     # words that the tokenizer does not know
-    ("word", prompt_of(("love", "foo"), ("zebra", "bar"), ("love yak", "bar")), {}, "got 'zebra', 'yak';"),
+    (
+        "word",
+        prompt_of(("love", "foo"), ("zebra", "bar"), ("love yak", "bar")),
+        {},
+        "got 'zebra', 'yak';",
+    ),
     ("word", prompt_of(*[(f"w{i}", "foo") for i in range(12)]), {}, "'w9' and 2 more"),
     # labels and texts without tokens of their own: "->" is one token
     (joined_without("foo"), PAPER, {}, "no token for 'foo'"),
     (joined_without("like"), PAPER, {}, "no token for 'like'"),
-    ("byte", labeled(">", "foo"), {"template": Template("{text} -{label}", "{text} -")}, "'>' shares a token .* '-'"),
-    ("byte", labeled("-", "foo"), {"template": Template("{text} : {label}>", "{text} :")}, "'-' shares a token .* '>'"),
+    (
+        "byte",
+        labeled(">", "foo"),
+        {"template": Template("{text} -{label}", "{text} -")},
+        "'>' shares a token .* '-'",
+    ),
+    (
+        "byte",
+        labeled("-", "foo"),
+        {"template": Template("{text} : {label}>", "{text} :")},
+        "'-' shares a token .* '>'",
+    ),
     # the first text, or the query, brings a space of its own to a template without one
     (
         "byte",
@@ -316,7 +379,12 @@ REFUSED = [
         "tokenized differently when the label 'foo' follows",
     ),
     # the model's side
-    (model_of("word", n_ctx=13), [RAGGED[1], PAPER], {}, "prompt 1 has 14 tokens, .* context length of 13"),
+    (
+        model_of("word", n_ctx=13),
+        [RAGGED[1], PAPER],
+        {},
+        "prompt 1 has 14 tokens, .* context length of 13",
+    ),
     # a long text is measured by its beginning, before all of it is tokenized
     (
         model_of("word", n_ctx=13),
@@ -367,16 +435,22 @@ def test_a_special_token_in_a_text_is_that_token_although_it_is_the_unknown_one(
     tokenizer = tokenizer_of(kind)
     marker = tokenizer.unk_token
     template = Template("{text} : {label} " + marker, "{text} :")
-    batch = tokenize(model_of(kind), prompt_of(("love", "foo"), ("eight", "bar"), query="two"), template=template)
+    batch = tokenize(
+        model_of(kind), prompt_of(("love", "foo"), ("eight", "bar"), query="two"), template=template
+    )
     assert batch.tokens[0].tolist().count(tokenizer.unk_token_id) == 2
     text = f"love {marker} eight"
     plain = tokenize(model_of(kind), Text(text, answer=f" {marker}"), prepend_bos=False)
     assert plain.tokens[0].tolist() == tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert int(tokenize(model_of(kind), Text(text, answer=marker)).targets) == tokenizer.unk_token_id
+    assert (
+        int(tokenize(model_of(kind), Text(text, answer=marker)).targets) == tokenizer.unk_token_id
+    )
     if kind == "word":
         with pytest.raises(InputError, match="got 'zebra'"):
             tokenize(model_of(kind), Text(f"{marker} zebra"))
-        with pytest.raises(InputError, match="the answer ' zebra' is not in the model's vocabulary"):
+        with pytest.raises(
+            InputError, match="the answer ' zebra' is not in the model's vocabulary"
+        ):
             tokenize(model_of(kind), Text(text, answer=" zebra"))
 
 
@@ -387,14 +461,23 @@ def test_a_text_that_begins_with_its_bos_gets_no_second_one(prepend_bos):
     bos = model.tokenizer.bos_token_id
     texts = [Text(text, answer=" sad") for text in ("<s> love like happy", "love like happy")]
     batch = tokenize(model, texts, prepend_bos=prepend_bos)
-    rows = [row[: last + 1] for row, last in zip(batch.tokens.tolist(), batch.last.tolist(), strict=True)]
+    rows = [
+        row[: last + 1]
+        for row, last in zip(batch.tokens.tolist(), batch.last.tolist(), strict=True)
+    ]
     assert [(row[0], row.count(bos)) for row in rows] == [(bos, 1)] * 2
     assert strings("metaspace", batch.targets) == ["_sad"] * 2
-    prompts = [prompt_of(("love", "foo"), ("<s> eight", "bar")), prompt_of(("<s> love", "foo"), ("eight", "bar"))]
+    prompts = [
+        prompt_of(("love", "foo"), ("<s> eight", "bar")),
+        prompt_of(("<s> love", "foo"), ("eight", "bar")),
+    ]
     batch = tokenize(model, prompts, prepend_bos=prepend_bos)
     assert [row.count(bos) for row in batch.tokens.tolist()] == [2, 1]
     for row in range(2):
-        assert strings("metaspace", batch.tokens[row, batch.label_positions[row]]) == ["_foo", "_bar"]
+        assert strings("metaspace", batch.tokens[row, batch.label_positions[row]]) == [
+            "_foo",
+            "_bar",
+        ]
         start, stop = batch.query_range[row].tolist()
         assert strings("metaspace", batch.tokens[row, start:stop]) == ["_one"]
 
@@ -411,7 +494,10 @@ to_byte = {character: byte for byte, character in bytes_to_unicode().items()}
 @settings(max_examples=40, deadline=None)
 @example([(" 0", "foo"), ("0 ", "bar")], " 0 ")
 @example([("Sentences : foo, of every\nlength. " * 9, "foo"), ("zebra " * 40, "bar")], "one\n")
-@given(st.lists(st.tuples(anything, st.sampled_from(["foo", "bar", "qux"])), min_size=1, max_size=4), anything)
+@given(
+    st.lists(st.tuples(anything, st.sampled_from(["foo", "bar", "qux"])), min_size=1, max_size=4),
+    anything,
+)
 def test_positions_by_decoding(kind, pairs, query):
     prompt = prompt_of(*pairs, query=query, labels=("foo", "bar", "qux"))
     batch = tokenize(model_of(kind), prompt, prepend_bos=False)
@@ -430,7 +516,9 @@ def test_positions_by_decoding(kind, pairs, query):
         assert len(decoded(first)) > len(rendered.text[:start].encode()) - 2
         assert int(batch.label_positions[0, demo]) == first  # nothing shared
     ranges = [*batch.text_ranges[0].tolist(), batch.query_range[0].tolist()]
-    for (first, stop), (start, end) in zip(ranges, [*rendered.text_spans, rendered.query_span], strict=True):
+    for (first, stop), (start, end) in zip(
+        ranges, [*rendered.text_spans, rendered.query_span], strict=True
+    ):
         # Every token of the range holds some of the text, and they hold all of it but white space
         # at its ends, which trimmed offsets count to no token.
         text = rendered.text[start:end]

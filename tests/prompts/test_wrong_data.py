@@ -18,14 +18,20 @@ from icl_lens.prompts.datasets import read_files
 from icl_lens.prompts.tasks import load_task, named_task
 from icl_lens.runs.folder import CorruptChunk, RunFolder
 
-GOOD = "".join(json.dumps({"text": f"{kind} text {i}", "label": kind}) + "\n" for kind in "ab" for i in range(8))
+GOOD = "".join(
+    json.dumps({"text": f"{kind} text {i}", "label": kind}) + "\n"
+    for kind in "ab"
+    for i in range(8)
+)
 CSV = "text,label\n" + "".join(f"{kind} text {i},{kind}\n" for kind in "ab" for i in range(8))
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
 def lines(*labels, text="text"):
     """Eight rows of each label."""
-    rows = [{"text": f"{text} {i} of {label!r}", "label": label} for label in labels for i in range(8)]
+    rows = [
+        {"text": f"{text} {i} of {label!r}", "label": label} for label in labels for i in range(8)
+    ]
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
@@ -99,7 +105,9 @@ BAD_FILES = [
 def test_bad_files_are_refused(tmp_path, suffix, content, words):
     path = tmp_path / f"data{suffix}"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    faults.assert_refused(words, load_task, "mine-yours" if suffix == ".json" else "mine", path=path, n=2)
+    faults.assert_refused(
+        words, load_task, "mine-yours" if suffix == ".json" else "mine", path=path, n=2
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,7 +122,9 @@ def test_classes_are_read_as_written(tmp_path, kinds, suffix):
     rows = [(f"{i}000", kind) for i, kind in enumerate(kinds * 8)]
     written = [json.dumps({"text": text, "label": kind}) for text, kind in rows]
     path = tmp_path / f"data{suffix}"
-    path.write_text("\n".join(["text,label", *map(",".join, rows)] if suffix == ".csv" else written))
+    path.write_text(
+        "\n".join(["text,label", *map(",".join, rows)] if suffix == ".csv" else written)
+    )
     assert [(row["text"], row["label"] or "") for row in read_files([path]).rows] == rows
     if "" not in kinds:
         prompts = load_task("mine", path=path, n=8, labels=("foo", "bar"))
@@ -146,11 +156,15 @@ def test_bad_manifests_are_refused(tmp_path, text):
 
 def chunk(folder):
     run = RunFolder(folder, {"a": 1, "b": "x"})
-    run.write("part-00000.parquet", pa.table({"prompt": [0, 0, 1, 1], "increase": [0.5, -1.0, 2.0, 3.0]}))
+    run.write(
+        "part-00000.parquet", pa.table({"prompt": [0, 0, 1, 1], "increase": [0.5, -1.0, 2.0, 3.0]})
+    )
     return run, folder / "part-00000.parquet"
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
 def test_a_flipped_byte_never_changes_numbers_unnoticed(tmp_path, place, flip):
     """Before the footer, it raises CorruptChunk or changes no number; nowhere does it raise another
@@ -167,7 +181,9 @@ def test_a_flipped_byte_never_changes_numbers_unnoticed(tmp_path, place, flip):
         assert run.read(path.name).equals(whole) or at >= footer
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.binary(max_size=300), cut=st.floats(0, 1))
 def test_chunks_with_other_bytes_are_corrupt(tmp_path, data, cut):
     run, path = chunk(tmp_path)
@@ -178,8 +194,12 @@ def test_chunks_with_other_bytes_are_corrupt(tmp_path, data, cut):
             run.read(path.name)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(content=st.binary(max_size=200), suffix=st.sampled_from([".jsonl", ".csv", ".parquet", ".json"]))
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    content=st.binary(max_size=200), suffix=st.sampled_from([".jsonl", ".csv", ".parquet", ".json"])
+)
 def test_files_of_random_bytes_are_refused_in_one_line(tmp_path, content, suffix):
     path = tmp_path / f"data{suffix}"
     path.write_bytes(content)

@@ -26,7 +26,12 @@ def atlas():
             p_value = torch.ones(4, 6).double()
             p_value[tuple(scores[name].top(1)[0])] = 1e-4
             scores[name] = replace(scores[name], kind=KINDS[name], p_value=p_value)
-    hostile = replace(scores["copying"], name="hostile", title=HOSTILE, mean=torch.full((4, 6), torch.nan).double())
+    hostile = replace(
+        scores["copying"],
+        name="hostile",
+        title=HOSTILE,
+        mean=torch.full((4, 6), torch.nan).double(),
+    )
     return HeadAtlas("tiny", scores | {"hostile": hostile}, {}, k=3)
 
 
@@ -43,7 +48,7 @@ def test_the_page_has_every_number_and_escapes_names(atlas):
     heads = {str(6 * head.layer + head.head): kinds for head, kinds in atlas.names.items()}
     assert data["kinds"] == heads
     assert "<img" not in page
-    assert atlas.finding.startswith("2 of 24 heads of tiny have a name: 1 induction and 1 needed")
+    assert atlas.finding.startswith("2 of 24 heads of tiny have a name: induction (1) and needed (1)")
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", page)
 
 
@@ -52,14 +57,19 @@ def test_the_sentence_says_where_no_head_stands_out(atlas):
     for score in atlas:
         p_value = None if score.p_value is None else torch.ones(4, 6).double()
         scores[score.name] = replace(score, p_value=p_value)
-    assert replace(atlas, scores=scores).finding == "None of 24 heads of tiny stands out by any of 2 kinds."
+    assert (
+        replace(atlas, scores=scores).finding
+        == "None of 24 heads of tiny stands out by any of 2 kinds."
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
 def test_a_head_marked_in_one_map_is_marked_in_all(atlas, browser, tmp_path, width, scheme):
     atlas.to_html(tmp_path / "atlas.html")
-    context = opened(browser, viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
+    context = opened(
+        browser, viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True
+    )
     page, problems = context.new_page(), []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.goto((tmp_path / "atlas.html").as_uri())

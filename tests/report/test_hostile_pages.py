@@ -110,4 +110,9 @@ def test_figures_are_plain_drawings(pages):
         tree = ElementTree.fromstring(drawing)
         names = {element.tag.rpartition("}")[2] for element in tree.iter()}
         assert not names & {"script", "foreignObject", "image", "a"}
-        assert not [name for element in tree.iter() for name in element.attrib if name.lower().startswith("on")]
+        assert not [
+            name
+            for element in tree.iter()
+            for name in element.attrib
+            if name.lower().startswith("on")
+        ]

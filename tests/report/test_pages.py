@@ -46,10 +46,17 @@ def strips(source):
     """Return the tokens of every strip on a page, each with its classes, share of full color, and
     title.
     """
-    token = re.compile(r'<span role=listitem(?: class="([^"]*)")?(?: style=--v:(\d+)%)? title="([^"]*)">(.*?)</span>')
+    token = re.compile(
+        r'<span role=listitem(?: class="([^"]*)")?(?: style=--v:(\d+)%)? title="([^"]*)">(.*?)</span>'
+    )
     return [
-        [(stdlib_html.unescape(text), classes, int(share or 0), title) for classes, share, title, text in spans]
-        for spans in (token.findall(strip) for strip in re.findall(r'<div class="strip.*?</div>', source))
+        [
+            (stdlib_html.unescape(text), classes, int(share or 0), title)
+            for classes, share, title, text in spans
+        ]
+        for spans in (
+            token.findall(strip) for strip in re.findall(r'<div class="strip.*?</div>', source)
+        )
     ]
 
 
@@ -65,9 +72,18 @@ def paper_page(paper):
 
 def test_nothing_on_a_page_points_outside(paper):
     second_explanation = ex.made(seed=1)
-    for source in [paper.to_html(), il.compare(paper, second_explanation).to_html(), *map(str, every_element(paper))]:
+    for source in [
+        paper.to_html(),
+        il.compare(paper, second_explanation).to_html(),
+        *map(str, every_element(paper)),
+    ]:
         page = Page(source)
-        links = [a[k] for _, a in page.elements for k in ("src", "href", "srcset", "action", "data") if a.get(k)]
+        links = [
+            a[k]
+            for _, a in page.elements
+            for k in ("src", "href", "srcset", "action", "data")
+            if a.get(k)
+        ]
         assert links == ["data:,"]  # the empty icon, without which browsers ask for one
         styles = "".join(re.findall(r"<style>(.*?)</style>", source, re.S))
         assert "url(" not in styles
@@ -87,7 +103,9 @@ def test_only_what_circuitsvis_draws_contains_its_script_and_contains_it_once(pa
     counts = [source.count(packed) for source in sources]
     assert counts == [0, 0, 0, 1, 1, 0, 0, 0, 0, 0]  # attention to labels and attention patterns
     assert counts == [source.count(asset("circuitsvis.js")) for source in sources]
-    assert [count > 0 for count in counts] == [bool(Page(source).all("div", **{"class": "cv"})) for source in sources]
+    assert [count > 0 for count in counts] == [
+        bool(Page(source).all("div", **{"class": "cv"})) for source in sources
+    ]
     assert [displayed._repr_html_().count(packed) for displayed in (*pages, *elements)] == counts
 
 
@@ -166,10 +184,20 @@ def pages_and_twins(word):
     versions.
     """
     one_word = word.replace(" ", "_")
-    free, hostile = ex.free(f"a b {one_word} d", target=f"␣{one_word}", other="x"), hostile_explanation(word)
+    free, hostile = (
+        ex.free(f"a b {one_word} d", target=f"␣{one_word}", other="x"),
+        hostile_explanation(word),
+    )
     elements = every_element(hostile)
-    pages = [free.to_html(), hostile.to_html(), il.compare(free, hostile).to_html(), *map(str, elements)]
-    return [*map(Page, pages)], [twin(displayed) for displayed in (free, hostile, il.compare(free, hostile), *elements)]
+    pages = [
+        free.to_html(),
+        hostile.to_html(),
+        il.compare(free, hostile).to_html(),
+        *map(str, elements),
+    ]
+    return [*map(Page, pages)], [
+        twin(displayed) for displayed in (free, hostile, il.compare(free, hostile), *elements)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +206,11 @@ def harmless():
 
 
 @pytest.mark.parametrize(
-    "text", [*ex.HOSTILE[:2], *(pytest.param(hostile_text, marks=pytest.mark.slow) for hostile_text in ex.HOSTILE[2:])]
+    "text",
+    [
+        *ex.HOSTILE[:2],
+        *(pytest.param(hostile_text, marks=pytest.mark.slow) for hostile_text in ex.HOSTILE[2:]),
+    ],
 )
 def test_injected_markup_stays_text(harmless, text):
     """Pages, elements and their static versions have the elements and attributes that harmless
@@ -227,7 +259,9 @@ def test_unusual_tokens_are_shown(text, displayed_text):
 
 def test_white_space_tokens_can_be_seen():
     explanation = ex.made(tokens=["love", "\n", "bar", " ", "", *"xxxxxxxxx"])
-    text = Page(ex.changed(explanation, next_tokens=(("\n", 0.5), (" ", 0.2), ("", 0.1))).to_html()).text
+    text = Page(
+        ex.changed(explanation, next_tokens=(("\n", 0.5), (" ", 0.2), ("", 0.1))).to_html()
+    ).text
     assert "⏎ 50.0%" in text
     assert "␣ 20.0%" in text
     assert "∅ 10.0%" in text
@@ -235,9 +269,18 @@ def test_white_space_tokens_can_be_seen():
 
 
 def test_numbers_have_one_form():
-    for values, rounded, largest in (([0.123456789, float("nan")], [0.12346, None], 0.12346), ([0.0, 0.0], [0, 0], 1)):
+    for values, rounded, largest in (
+        ([0.123456789, float("nan")], [0.12346, None], 0.12346),
+        ([0.0, 0.0], [0, 0], 1),
+    ):
         explanation = ex.made("a : foo b :")
-        report = replace(explanation.heads[0], attention=tuple(values), value_words=(), value_ranks=(), key_words=())
+        report = replace(
+            explanation.heads[0],
+            attention=tuple(values),
+            value_words=(),
+            value_ranks=(),
+            key_words=(),
+        )
         nothing = dict.fromkeys(("label_positions", "label_ranges", "demonstration_labels"), ())
         tokens = dict.fromkeys(("tokens", "token_names"), ("a", "b"))
         explanation = ex.changed(explanation, heads=(report,), **tokens, **nothing)
@@ -248,7 +291,9 @@ def test_numbers_have_one_form():
 
 
 def test_every_head_has_a_cell_with_its_value(paper, paper_page):
-    cells = {a["data-head"]: a for t, a in paper_page.elements if t == "button" and "data-value" in a}
+    cells = {
+        a["data-head"]: a for t, a in paper_page.elements if t == "button" and "data-value" in a
+    }
     assert len(cells) == 24
     reach = max(abs(x) for row in paper.all_heads.increase for x in row)
     for layer, row in enumerate(paper.all_heads.increase):
@@ -277,7 +322,9 @@ def test_the_style_sheet_has_the_palettes_colors():
 
 
 def test_layer_bars_are_drawn_to_scale(paper):
-    explanation = ex.changed(paper, attn=(1.0, -1.0), ffn=(0.5, 0.0), increase=paper.all_heads.increase[:2])
+    explanation = ex.changed(
+        paper, attn=(1.0, -1.0), ffn=(0.5, 0.0), increase=paper.all_heads.increase[:2]
+    )
     bars = Page(explanation.to_html()).all("rect")
     # Zero lies half way between +1 and −1.
     assert [(a["class"], a["y"], a["height"]) for a in bars] == [
@@ -293,18 +340,24 @@ def test_probabilities_after_removal_are_on_the_page(paper):
     explanation = ex.changed(
         paper,
         log_probs=(-2 * log2, -log2),
-        ablation=replace(paper.ablation, located=(-log2, -3 * log2), random=((-log2, -log2), (-2 * log2, -log2))),
+        ablation=replace(
+            paper.ablation, located=(-log2, -3 * log2), random=((-log2, -log2), (-2 * log2, -log2))
+        ),
     )
     page = Page(explanation.to_html())
     assert "The model predicts foo, correctly" in page.text
     assert "Probability 50.0%, after" in page.text
-    removal = page.text[page.text.index("Ablating the located heads") : page.text.index("Largest parts")]
+    removal = page.text[
+        page.text.index("Ablating the located heads") : page.text.index("Largest parts")
+    ]
     assert "bar25.0%50.0%37.5% (25.0%–50.0%)" in removal
     assert "foo50.0%12.5%50.0% (50.0%–50.0%)" in removal
 
 
 def test_the_located_table_sums_attention_by_label(paper):
-    report = replace(paper.heads[0], attention=tuple(0.01 * i for i in range(14)), ablated=(-1.0, -1e9))
+    report = replace(
+        paper.heads[0], attention=tuple(0.01 * i for i in range(14)), ablated=(-1.0, -1e9)
+    )
     text = Page(replace(paper, heads=(report,)).to_html()).text
     # bar at 2 and 5, foo at 8 and 11
     assert f"{report.head}{signed(report.increase)}0.070.190.0%" in text
@@ -331,12 +384,19 @@ SHARED_TOKENS = SEVERAL_TOKENS | {
         ({"log_probs": (-0.1, -3.0)}, ["The model predicts bar, not foo"], "correctly"),
         (
             {"log_probs": (-5.0, -4.0), "next_tokens": (("␣Seoul", 0.155),)},
-            ["Most probable: ␣Seoul (15.5%); among the labels: foo (1.8%), correctly", "most probable label"],
+            [
+                "Most probable: ␣Seoul (15.5%); among the labels: foo (1.8%), correctly",
+                "most probable label",
+            ],
             "The model predicts",
         ),
         (
             SEVERAL_TOKENS,
-            ["Among the labels, the model prefers", "−7.250", "'bar' is scored by '␣', which is only white space"],
+            [
+                "Among the labels, the model prefers",
+                "−7.250",
+                "'bar' is scored by '␣', which is only white space",
+            ],
             "The model predicts",
         ),
         (SHARED_TOKENS, ["Among the labels, the model prefers"], "only white space"),
@@ -349,7 +409,9 @@ def test_the_page_says_what_was_compared_and_found(paper, changes, expected, une
 
 
 def test_labels_beyond_the_colors_are_shown():
-    prompt = il.Prompt([il.Demonstration(f"t{i}", f"label{i}") for i in range(9)], "q", answer="label8")
+    prompt = il.Prompt(
+        [il.Demonstration(f"t{i}", f"label{i}") for i in range(9)], "q", answer="label8"
+    )
     text = Page(ex.made(prompt).to_html()).text
     assert all(text.count(f"label{i}") > 5 for i in range(9))
 
@@ -361,17 +423,23 @@ def test_the_command_names_everything_and_the_command_line_knows_it(paper, paper
         "--final-norm frozen --bias --dtype float32"
     )
     assert command(paper) in paper_page.text
-    words = shlex.split(command(ex.changed(paper, prepend_bos=False, bias=False, source="/my models/tiny")))
+    words = shlex.split(
+        command(ex.changed(paper, prepend_bos=False, bias=False, source="/my models/tiny"))
+    )
     assert words[words.index("--model") + 1] == "/my models/tiny"
     program = app_with_all_options(app)
     help_text = (
-        CliRunner().invoke(program, ["explain", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).output
+        CliRunner()
+        .invoke(program, ["explain", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+        .output
     )
     assert [word for word in words if word.startswith("--") and word not in help_text] == []
 
 
 def test_what_the_command_line_cannot_say_is_python():
-    prompt = il.Prompt([il.Demonstration("a : b", "two words"), il.Demonstration("c", "foo")], "it's", answer="foo")
+    prompt = il.Prompt(
+        [il.Demonstration("a : b", "two words"), il.Demonstration("c", "foo")], "it's", answer="foo"
+    )
     explanation = ex.made(prompt)
     seen = {}
 
@@ -407,7 +475,12 @@ def test_python_names_whole_labels_that_begin_alike(icl_mini):
     explanation = il.explain(icl_mini, prompt, k=2)
     assert {*explanation.labels} != {*prompt.labels}
     made = {}
-    exec(command(ex.changed(explanation, source="icl-mini")).replace("il.explain(", "found = il.explain("), made)
+    exec(
+        command(ex.changed(explanation, source="icl-mini")).replace(
+            "il.explain(", "found = il.explain("
+        ),
+        made,
+    )
     assert made["found"].labels == explanation.labels
     assert made["found"].scores.log_probs == pytest.approx(explanation.scores.log_probs, abs=1e-5)
 
@@ -425,7 +498,9 @@ def test_a_sanitized_notebook_shows_the_numbers_and_no_source(paper, strip):
     """`nbconvert --sanitize-html` shows what it does not allow as text: a short script, never the
     page.
     """
-    sanitize = pytest.importorskip("nbconvert.preprocessors.sanitize", reason="nbconvert is missing")
+    sanitize = pytest.importorskip(
+        "nbconvert.preprocessors.sanitize", reason="nbconvert is missing"
+    )
     from nbconvert.filters import clean_html
 
     for displayed in (paper, html.words_by_position(paper), il.compare(paper, paper)):
@@ -439,11 +514,18 @@ def test_a_sanitized_notebook_shows_the_numbers_and_no_source(paper, strip):
         text = stdlib_html.unescape(sanitize.SanitizeHTML(strip=strip).sanitize_html_tags(source))
         bare = re.sub(r"<[^>]*>", " ", text)
         assert len(text) < len(source) / 3
-        for source in ("CircuitsVis", "box-sizing", "prefers-color-scheme", "getComputedStyle", "H4sI"):
+        for source in (
+            "CircuitsVis",
+            "box-sizing",
+            "prefers-color-scheme",
+            "getComputedStyle",
+            "H4sI",
+        ):
             assert source not in text
         assert len(max(bare.split(), key=len)) < 120
         assert displayed is not paper or all(
-            f"{head.head} {signed(head.increase)} 0." in " ".join(bare.split()) for head in paper.heads
+            f"{head.head} {signed(head.increase)} 0." in " ".join(bare.split())
+            for head in paper.heads
         )
 
 
@@ -453,9 +535,13 @@ def test_attention_from_activations_is_the_pattern(gpt2_acts):
     data = json.loads(Page(str(element)).scripts[0])
     n = int(gpt2_acts.batch.last[1]) + 1
     assert data["props"]["tokens"] == gpt2_acts.batch.token_strings[1]
-    assert data["props"]["values"] == pytest.approx(gpt2_acts.pattern[1, 1, 2, :n].tolist(), rel=1e-4)
+    assert data["props"]["values"] == pytest.approx(
+        gpt2_acts.pattern[1, 1, 2, :n].tolist(), rel=1e-4
+    )
     batch = gpt2_acts.batch
-    marked = torch.stack([batch.label_positions[1], batch.label_index[1]], dim=1)[:3]  # three demonstrations
+    marked = torch.stack([batch.label_positions[1], batch.label_index[1]], dim=1)[
+        :3
+    ]  # three demonstrations
     assert [mark[:2] for mark in data["marks"]] == marked.tolist()
 
 
@@ -467,7 +553,12 @@ def test_strips_of_a_panel_show_the_labels_in_their_colors(paper):
     attention, increases = strips(paper.to_html())[:2]
     weights, values = report.attention, report.position_increases
     assert attention == [
-        (token, labels.get(i, ""), round(100 * weights[i] / max(weights)), f"{weights[i]:.3f} at position {i}")
+        (
+            token,
+            labels.get(i, ""),
+            round(100 * weights[i] / max(weights)),
+            f"{weights[i]:.3f} at position {i}",
+        )
         for i, token in enumerate(paper.input.tokens)
     ]
     signs = ["p" if x >= 0 else "n" for x in values]
@@ -478,8 +569,15 @@ def test_strips_of_a_panel_show_the_labels_in_their_colors(paper):
 
 def test_values_that_are_not_numbers_have_no_color():
     nan, inf = float("nan"), float("inf")
-    (strip,) = strips(str(html.token_values(["a", "b", "", " \n"], torch.tensor([[nan, -0.5, 0.25, inf]]), ["x"])))
-    assert [(token, share) for token, _, share, _ in strip] == [("a", 0), ("b", 100), ("∅", 50), (" ⏎", 100)]
+    (strip,) = strips(
+        str(html.token_values(["a", "b", "", " \n"], torch.tensor([[nan, -0.5, 0.25, inf]]), ["x"]))
+    )
+    assert [(token, share) for token, _, share, _ in strip] == [
+        ("a", 0),
+        ("b", 100),
+        ("∅", 50),
+        (" ⏎", 100),
+    ]
 
 
 def test_text_is_legible_on_the_deepest_color_of_tokens_and_cells():
@@ -512,11 +610,17 @@ def test_text_is_legible_on_the_deepest_color_of_tokens_and_cells():
 def test_elements_show_the_chosen_heads_on_one_scale(paper):
     heads = [report.head for report in paper.heads[3:5]]
     head_strips = strips(str(html.subhead_values(paper, heads)))
-    reach = max(abs(x) for report in paper.heads[3:5] for x in report.position_increases)  # one scale
+    reach = max(
+        abs(x) for report in paper.heads[3:5] for x in report.position_increases
+    )  # one scale
     for strip, report in zip(head_strips, paper.heads[3:5], strict=True):
         values = report.position_increases
-        assert [title for _, _, _, title in strip] == [f"{signed(x)} at position {i}" for i, x in enumerate(values)]
-        assert [share for _, _, share, _ in strip] == pytest.approx([100 * abs(x) / reach for x in values], abs=0.51)
+        assert [title for _, _, _, title in strip] == [
+            f"{signed(x)} at position {i}" for i, x in enumerate(values)
+        ]
+        assert [share for _, _, share, _ in strip] == pytest.approx(
+            [100 * abs(x) / reach for x in values], abs=0.51
+        )
         assert [classes for _, classes, _, _ in strip] == ["p" if x >= 0 else "n" for x in values]
 
 
@@ -527,10 +631,16 @@ def test_elements_show_the_chosen_heads_on_one_scale(paper):
         (lambda e, acts: html.attention_to_labels(acts), "heads must not be empty"),
         (lambda e, acts: html.attention_to_labels(acts, [il.Head(9, 0)]), "L9H0"),
         (lambda e, acts: html.subhead_values(e, []), "got an empty list"),
-        (lambda e, acts: html.attention_patterns(["a"], torch.ones(1, 2, 2), [il.Head(0, 0)]), r"got \[1, 2, 2\]"),
+        (
+            lambda e, acts: html.attention_patterns(["a"], torch.ones(1, 2, 2), [il.Head(0, 0)]),
+            r"got \[1, 2, 2\]",
+        ),
         (lambda e, acts: html.token_values(["a"], torch.ones(2, 1), ["x"]), r"got \[2, 1\]"),
         (lambda e, acts: html.head_heatmap(torch.ones(2)), r"\[layer head\], got \[2\]"),
-        (lambda e, acts: html.head_heatmap(e, label="attention"), "label must be None for an explanation"),
+        (
+            lambda e, acts: html.head_heatmap(e, label="attention"),
+            "label must be None for an explanation",
+        ),
     ],
 )
 def test_wrong_sizes_and_heads_are_said(paper, gpt2_acts, call, message, no_type_checks):
@@ -544,7 +654,9 @@ def twin(displayed):
     """
     without = re.sub(r"<(iframe|script|style)\b.*?</\1>", "", displayed._repr_html_(), flags=re.S)
     page = Page(without)
-    assert {"iframe", "script", "style", "button", "svg"}.isdisjoint(tag for tag, _ in page.elements)
+    assert {"iframe", "script", "style", "button", "svg"}.isdisjoint(
+        tag for tag, _ in page.elements
+    )
     assert not [a for _, a in page.elements if any(name.startswith("on") for name in a)]
     return page
 
@@ -556,7 +668,15 @@ def test_every_picture_has_a_static_twin_with_its_numbers(paper):
     seen = max(range(14), key=lambda i: report.attention[i])
     weight = f"“{paper.input.tokens[seen]}” at {seen} {report.attention[seen]:.3f}"
     cells = [signed(x, 2) for row in paper.all_heads.increase for x in row]
-    expected = [[weight], ["“love” at 0 0.071"], [value], ["at 0 +1.000"], ["one, two, three"], cells, cells]
+    expected = [
+        [weight],
+        ["“love” at 0 0.071"],
+        [value],
+        ["at 0 +1.000"],
+        ["one, two, three"],
+        cells,
+        cells,
+    ]
     for element, texts in zip(every_element(paper), expected, strict=True):
         twin_text = twin(element).text
         for text in texts:
@@ -566,7 +686,9 @@ def test_every_picture_has_a_static_twin_with_its_numbers(paper):
     assert "The model predicts foo" in whole
     for number in (*cells, *map(signed, paper.layers.attn), *map(signed, paper.layers.ffn)):
         assert number in whole
-    assert [whole.count(f"{head.head} {signed(head.increase)} 0.") for head in paper.heads] == [1] * 5
+    assert [whole.count(f"{head.head} {signed(head.increase)} 0.") for head in paper.heads] == [
+        1
+    ] * 5
     assert command(paper) in whole
 
 
@@ -616,7 +738,9 @@ def test_a_free_page_has_tokens_instead_of_labels():
     assert [demo["position"] for demo in data["demos"]] == list(explanation.all_heads.positions)
     assert data["attention"][0][0] == pytest.approx(explanation.all_heads.attention[0][0], abs=1e-4)
     source = explanation.to_html()
-    assert {tuple(token for token, *_ in strip) for strip in strips(source)} == {explanation.input.token_names}
+    assert {tuple(token for token, *_ in strip) for strip in strips(source)} == {
+        explanation.input.token_names
+    }
     assert {attributes["class"] for attributes in page.all("div", role="list")} == {
         "strip",
         "strip attention",
@@ -634,7 +758,16 @@ def test_the_command_of_plain_text_names_its_answer():
     explanation = ex.free()
     words = shlex.split(command(explanation))
     text = explanation.input.text
-    assert words[:8] == ["icl-lens", "explain", "--text", text, "--model", "tiny", "--answer", " Mary"]
+    assert words[:8] == [
+        "icl-lens",
+        "explain",
+        "--text",
+        text,
+        "--model",
+        "tiny",
+        "--answer",
+        " Mary",
+    ]
     assert words[8:10] == ["--against", " John"]
     ids = replace(explanation, settings=replace(explanation.settings, target=5, against=(6, 7)))
     assert "answer=5" in command(ids)
@@ -644,7 +777,11 @@ def test_the_command_of_plain_text_names_its_answer():
 # Increase and contrast of a head, nats, and what it supports.
 SUPPORTS = [
     (1.0, -2.276, "others"),  # raises both, the other label by 3.3
-    (8.0, 3.682, "answer"),  # raises the others by 4.3 too, but makes the answer 40 times as likely as they are
+    (
+        8.0,
+        3.682,
+        "answer",
+    ),  # raises the others by 4.3 too, but makes the answer 40 times as likely as they are
     (0.5, 0.4, "answer"),
     (0.5, 0.2, "both"),
     (0.5, -0.4, "both"),
@@ -663,7 +800,10 @@ def test_what_heads_support_is_decided_by_the_numbers(paper):
     layers = {"attn_contrast": paper.layers.attn, "ffn_contrast": paper.layers.ffn}
     largest = tuple(replace(part, contrast=0.1) for part in paper.subheads.largest)
     explanation = ex.changed(paper, heads=heads, largest=largest, compared_with=("bar",), **layers)
-    named = {which: [f"L9H{i}" for i, case in enumerate(SUPPORTS) if case[2] == which] for _, _, which in SUPPORTS}
+    named = {
+        which: [f"L9H{i}" for i, case in enumerate(SUPPORTS) if case[2] == which]
+        for _, _, which in SUPPORTS
+    }
     groups = {"foo": "answer", "bar": "others", "both": "both", "neither": "neither"}
     line = "; ".join(f"{name} in {joined(named[which])}" for name, which in groups.items())
     text = Page(explanation.to_html()).text
@@ -690,14 +830,19 @@ def test_heads_are_shown_by_the_score_that_ranks_them(paper, by):
     assert f"{by} {signed(-first.increase)}" in page.text
     assert f"the largest {by}" in page.text
     assert f"--by {by}" in command(explanation)
-    assert f"by='{by}'" in command(replace(explanation, settings=replace(explanation.settings, n_random=3)))
+    assert f"by='{by}'" in command(
+        replace(explanation, settings=replace(explanation.settings, n_random=3))
+    )
 
 
 def test_the_caller_names_what_a_heatmap_of_a_tensor_shows():
     """A tensor may be attention, an effect or a share: it is not called an increase, and its unit
     is not assumed.
     """
-    for options, title in (({}, "Values"), ({"label": "attention to labels"}, "Attention to labels")):
+    for options, title in (
+        ({}, "Values"),
+        ({"label": "attention to labels"}, "Attention to labels"),
+    ):
         element = html.head_heatmap(torch.tensor([[0.25, -0.5]]), **options)
         assert element.title == f"{title} by layer and head"
         source = str(element)
@@ -709,14 +854,25 @@ def test_the_caller_names_what_a_heatmap_of_a_tensor_shows():
 def test_the_headline_follows_the_vocabulary():
     """A label at 1.8% is not what the model predicts if another token has 15.5%."""
     paper = ex.made()
-    with_other_top_token = ex.changed(paper, log_probs=(-5.0, -4.0), next_tokens=(("␣Seoul", 0.155), ("␣foo", 0.018)))
+    with_other_top_token = ex.changed(
+        paper, log_probs=(-5.0, -4.0), next_tokens=(("␣Seoul", 0.155), ("␣foo", 0.018))
+    )
     assert paper.headline == "The model predicts 'foo', correctly"
-    assert with_other_top_token.headline == "Most probable: 'Seoul' (15.5%); among the labels: 'foo' (1.8%), correctly"
-    assert (paper.scores.predicts_label, with_other_top_token.scores.predicts_label) == (True, False)
+    assert (
+        with_other_top_token.headline
+        == "Most probable: 'Seoul' (15.5%); among the labels: 'foo' (1.8%), correctly"
+    )
+    assert (paper.scores.predicts_label, with_other_top_token.scores.predicts_label) == (
+        True,
+        False,
+    )
     text = ex.terminal_text(with_other_top_token)
     assert with_other_top_token.headline in " ".join(text.split())
     assert "most probable label" in text
-    assert "Among the labels, both prefer foo" in Page(il.compare(paper, with_other_top_token).to_html()).text
+    assert (
+        "Among the labels, both prefer foo"
+        in Page(il.compare(paper, with_other_top_token).to_html()).text
+    )
     assert "Both predict foo" in Page(il.compare(paper, paper).to_html()).text
 
 
@@ -731,13 +887,24 @@ def test_located_heads_are_shown_with_what_zeroing_them_does():
     lowered = tuple(x - 1.5 * (i == foo) for i, x in enumerate(paper.scores.log_probs))
     layers = dict.fromkeys(("attn_contrast", "ffn_contrast"), paper.layers.attn)
     heads = (replace(first, ablated=alike), replace(second, ablated=lowered))
-    explanation = ex.changed(paper, compared_with=("bar",), heads=heads, contrast=paper.all_heads.increase, **layers)
-    assert [explanation.lost(report.ablated) for report in explanation.heads] == pytest.approx([0.0, 1.5])
-    assert ex.changed(explanation, compared_with=()).lost(explanation.heads[0].ablated) == pytest.approx(1.0)
+    explanation = ex.changed(
+        paper, compared_with=("bar",), heads=heads, contrast=paper.all_heads.increase, **layers
+    )
+    assert [explanation.lost(report.ablated) for report in explanation.heads] == pytest.approx(
+        [0.0, 1.5]
+    )
+    assert ex.changed(explanation, compared_with=()).lost(
+        explanation.heads[0].ablated
+    ) == pytest.approx(1.0)
     text = Page(explanation.to_html()).text
     assert "log-odds lost, nats" in text
     assert "+1.500" in text
     terminal = ex.terminal_text(explanation)
-    assert "log-odds lost: the log-odds of foo lost with this head alone zeroed at the last position" in terminal
-    rows = [line.split() for line in terminal.splitlines() if line.strip().startswith(str(second.head))]
+    assert (
+        "log-odds lost: the log-odds of foo lost with this head alone zeroed at the last position"
+        in terminal
+    )
+    rows = [
+        line.split() for line in terminal.splitlines() if line.strip().startswith(str(second.head))
+    ]
     assert "+1.500" in rows[0]

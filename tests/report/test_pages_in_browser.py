@@ -36,13 +36,20 @@ def show(browser, tmp_path):
     def call(source, *, width=1280, scheme="light", prepare=None):
         path = tmp_path / f"page{len(contexts)}.html"
         path.write_text(source, encoding="utf-8")
-        context = opened(browser, viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
+        context = opened(
+            browser, viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True
+        )
         contexts.append(context)
         page = context.new_page()
-        page.on("request", lambda request: seen.append(request.url) if request.url != path.as_uri() else None)
+        page.on(
+            "request",
+            lambda request: seen.append(request.url) if request.url != path.as_uri() else None,
+        )
         page.on("console", lambda message: seen.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: seen.append(str(error)))
-        page.on("dialog", lambda dialog: (seen.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on(
+            "dialog", lambda dialog: (seen.append(f"dialog: {dialog.message}"), dialog.dismiss())
+        )
         if prepare is not None:
             prepare(page)
         page.goto(path.as_uri())
@@ -72,7 +79,12 @@ def joined(texts):
 
 @pytest.mark.parametrize(
     ("which", "scheme", "width"),
-    [("paper", "light", 1280), ("paper", "dark", 400), ("long", "dark", 1280), ("long", "light", 400)],
+    [
+        ("paper", "light", 1280),
+        ("paper", "dark", 400),
+        ("long", "dark", 1280),
+        ("long", "light", 400),
+    ],
 )
 def test_every_element_of_the_page_is_drawn(show, request, which, scheme, width):
     explanation = request.getfixturevalue(which)
@@ -93,7 +105,9 @@ def test_every_element_of_the_page_is_drawn(show, request, which, scheme, width)
         for strip in strips.all():
             assert strip.locator("> span").all_inner_texts() == list(explanation.input.tokens)
         assert panel.locator(".weights .bar").count() == len(explanation.input.label_positions)
-        assert panel.locator("table.words tbody tr").count() == len(explanation.input.label_positions)
+        assert panel.locator("table.words tbody tr").count() == len(
+            explanation.input.label_positions
+        )
     # Every element has a visible size, and none exceeds the page's width.
     sizes = page.evaluate(
         "[...document.querySelectorAll('.cells button, figure.bars svg, svg.dots, table')]"
@@ -111,13 +125,20 @@ def test_a_click_on_a_head_shows_its_panel(show, paper):
     name = str(paper.heads[3].head)
     page.locator(f'[data-show="{name}"]').click()
     assert page.locator(".panel:visible h3").inner_text() == name
-    assert page.locator(f'button[data-value][data-head="{name}"]').get_attribute("aria-pressed") == "true"
+    assert (
+        page.locator(f'button[data-value][data-head="{name}"]').get_attribute("aria-pressed")
+        == "true"
+    )
     located = {report.head for report in paper.heads}
     ranked = sorted(
-        (-value, layer, head) for layer, row in enumerate(paper.all_heads.increase) for head, value in enumerate(row)
+        (-value, layer, head)
+        for layer, row in enumerate(paper.all_heads.increase)
+        for head, value in enumerate(row)
     )
     rank, (minus, layer, head) = next(
-        (i, entry) for i, entry in enumerate(ranked, 1) if il.Head(entry[1], entry[2]) not in located
+        (i, entry)
+        for i, entry in enumerate(ranked, 1)
+        if il.Head(entry[1], entry[2]) not in located
     )
     page.locator(f'button[data-value][data-head="L{layer}H{head}"]').click()
     panel = page.locator(".panel:visible")
@@ -127,7 +148,9 @@ def test_a_click_on_a_head_shows_its_panel(show, paper):
     assert f"{abs(minus):.3f}" in text
     assert f"--top {rank} (k={rank} in Python)" in text
     weights = panel.locator(".weights > span:nth-child(3n)").all_inner_texts()
-    assert [float(x) for x in weights] == pytest.approx(paper.all_heads.attention[layer][head], abs=5e-4)
+    assert [float(x) for x in weights] == pytest.approx(
+        paper.all_heads.attention[layer][head], abs=5e-4
+    )
 
 
 @pytest.mark.parametrize(("width", "key"), [(1280, "ArrowRight"), (400, "ArrowDown")])
@@ -148,7 +171,9 @@ def test_the_keyboard_alone_reaches_every_head(show, paper, width, key):
     page.keyboard.press("Enter")
     assert page.locator(".panel:visible h3").inner_text() == following
     page.keyboard.press("Tab")
-    assert not page.evaluate("document.activeElement.matches('.cells button')")  # one stop for the whole map
+    assert not page.evaluate(
+        "document.activeElement.matches('.cells button')"
+    )  # one stop for the whole map
 
 
 def test_a_page_as_large_as_gpt2_large_is_drawn_in_time(show):
@@ -159,7 +184,10 @@ def test_a_page_as_large_as_gpt2_large_is_drawn_in_time(show):
         meter[0].send("Performance.enable", {"timeDomain": "threadTicks"})
 
     page = show(ex.large().to_html(), prepare=measure)
-    metrics = {entry["name"]: entry["value"] for entry in meter[0].send("Performance.getMetrics")["metrics"]}
+    metrics = {
+        entry["name"]: entry["value"]
+        for entry in meter[0].send("Performance.getMetrics")["metrics"]
+    }
     assert 0 < metrics["TaskDuration"] <= 1.5  # processor seconds of the page's own thread
     assert page.locator(".cells button").count() == 720
 
@@ -173,9 +201,27 @@ def test_any_token_is_shown_in_its_place_and_never_run(show, texts):
     in the order of the positions.
     """
     first, second, third, fourth = texts
-    tokens = ["love", ":", first, second, ":", third, fourth, first, fourth, "two", third, second, "one", ":"]
+    tokens = [
+        "love",
+        ":",
+        first,
+        second,
+        ":",
+        third,
+        fourth,
+        first,
+        fourth,
+        "two",
+        third,
+        second,
+        "one",
+        ":",
+    ]
     explanation = ex.made(tokens=tokens, words=texts)
-    for page in (show(explanation.to_html(), width=360), show(str(html.attention_to_labels(explanation)))):
+    for page in (
+        show(explanation.to_html(), width=360),
+        show(str(html.attention_to_labels(explanation))),
+    ):
         strips = page.locator(".panel:visible .strip, .colored-tokens")
         assert strips.count() in (2, 4)
         for strip in strips.all():
@@ -200,8 +246,12 @@ def test_tokens_need_no_script(browser, tmp_path, paper, kind):
     tokens = [*paper.input.tokens[:11], "", " ", "long" * 40]
     explanation = ex.changed(paper, tokens=tuple(tokens), token_names=tuple(tokens))
     path = tmp_path / "page.html"
-    path.write_text(explanation.to_html() if kind == "page" else str(html.subhead_values(explanation)), "utf-8")
-    context = opened(browser, viewport={"width": 360, "height": 900}, java_script_enabled=False, offline=True)
+    path.write_text(
+        explanation.to_html() if kind == "page" else str(html.subhead_values(explanation)), "utf-8"
+    )
+    context = opened(
+        browser, viewport={"width": 360, "height": 900}, java_script_enabled=False, offline=True
+    )
     page = context.new_page()
     page.goto(path.as_uri())
     strips = page.locator(".strip:visible")
@@ -250,11 +300,15 @@ def notebook(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("notebook")
     source = NOTEBOOK.format(tests=str(Path(__file__).parents[1] / "support"))
-    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text.strip()) for text in source.split("---")])
+    made = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(text.strip()) for text in source.split("---")]
+    )
     nbformat.write(made, folder / "look.ipynb")
     convert(folder, "--execute", "--to", "notebook", "--inplace")
     printed = json.loads((folder / "look.ipynb").read_text())["cells"][0]["outputs"]
-    assert "locating heads" in str(printed), "a progress bar, and without ipywidgets no warning about it"
+    assert "locating heads" in str(printed), (
+        "a progress bar, and without ipywidgets no warning about it"
+    )
     assert "Warning" not in str(printed)
     return folder
 
@@ -285,11 +339,16 @@ def test_an_executed_notebook_shows_the_same(browser, notebook):
     assert page.locator(".icl-lens-twin:visible").count() == 0
     for frame in frames:
         frame.wait_for_function(f"document.documentElement.dataset.ready && !{UNDRAWN}")
-    drawn = [frame.evaluate("document.querySelectorAll('.colored-tokens, canvas').length") for frame in frames]
+    drawn = [
+        frame.evaluate("document.querySelectorAll('.colored-tokens, canvas').length")
+        for frame in frames
+    ]
     assert drawn == [0, 4, 2, 0, 0, 0]  # by circuitsvis
     strips = [frame.evaluate("document.querySelectorAll('.strip').length") for frame in frames]
     assert strips == [10, 0, 0, 4, 0, 10]
-    large = frames[2].locator("canvas").last.bounding_box()  # the chosen pattern, which must not collapse in a frame
+    large = (
+        frames[2].locator("canvas").last.bounding_box()
+    )  # the chosen pattern, which must not collapse in a frame
     assert large["width"] >= 400
     assert large["width"] == pytest.approx(large["height"], abs=2)
     for frame in frames:  # as high as its content: a notebook needs no second scroll bar
@@ -299,7 +358,9 @@ def test_an_executed_notebook_shows_the_same(browser, notebook):
     assert maps.locator(".panel:visible h3").inner_text() == "L0H0"
     context.close()
     assert {url.split("/")[2] for url in outside} <= {"cdnjs.cloudflare.com"}
-    assert not [problem for problem in problems if "MathJax" not in problem and "require" not in problem]
+    assert not [
+        problem for problem in problems if "MathJax" not in problem and "require" not in problem
+    ]
 
 
 def test_a_notebook_without_scripts_shows_the_static_twins(browser, notebook):
@@ -307,9 +368,13 @@ def test_a_notebook_without_scripts_shows_the_static_twins(browser, notebook):
     path = notebook / "clean.html"
     # A repository's viewer removes frames, scripts and style sheets with their content, and all
     # style attributes.
-    source = re.sub(r"<(iframe|script|style)\b.*?</\1>", "", path.read_text(encoding="utf-8"), flags=re.S)
+    source = re.sub(
+        r"<(iframe|script|style)\b.*?</\1>", "", path.read_text(encoding="utf-8"), flags=re.S
+    )
     path.write_text(re.sub(r' style="[^"]*"', "", source), encoding="utf-8")
-    context = opened(browser, viewport={"width": 1280, "height": 900}, java_script_enabled=False, offline=True)
+    context = opened(
+        browser, viewport={"width": 1280, "height": 900}, java_script_enabled=False, offline=True
+    )
     page = context.new_page()
     page.goto((notebook / "clean.html").as_uri())
     assert page.locator("iframe").count() == 0
@@ -354,9 +419,13 @@ def test_a_picture_is_dark_where_its_notebook_is(browser, tmp_path, paper, attri
         frame.wait_for_function("document.documentElement.dataset.ready")
         background = "getComputedStyle(document.documentElement).backgroundColor"
         assert frame.evaluate(background) == "rgb(20, 21, 23)"
-        page.evaluate(f"document.body.setAttribute('{attribute}', '{light}')")  # the reader switches
+        page.evaluate(
+            f"document.body.setAttribute('{attribute}', '{light}')"
+        )  # the reader switches
         frame.wait_for_function(f"{background} === 'rgb(255, 255, 255)'")
-        page.evaluate(f"document.body.removeAttribute('{attribute}')")  # no theme given: as the system
+        page.evaluate(
+            f"document.body.removeAttribute('{attribute}')"
+        )  # no theme given: as the system
         system = "rgb(20, 21, 23)" if scheme == "dark" else "rgb(255, 255, 255)"
         frame.wait_for_function(f"{background} === '{system}'")
         context.close()
@@ -417,21 +486,23 @@ def test_no_text_or_bar_overlaps_another(browser, tmp_path, paper, host):
         "compared_with": ("bar",),
         "effect": paper.all_heads.increase,
         "heads": tuple(
-            replace(content, contrast=-content.increase, effect=content.increase) for content in paper.heads
+            replace(content, contrast=-content.increase, effect=content.increase)
+            for content in paper.heads
         ),
         "attn_contrast": paper.layers.attn,
         "ffn_contrast": paper.layers.ffn,
     }
     explanation = ex.changed(paper, **contrast)
     page_makers = {"explain": explanation, "compare": il.compare(explanation, ex.made(seed=1))}
-    measured = (
-        "(() => { const s = getComputedStyle(document.querySelector('#own')); return [...s].map(n => n + s[n]) })()"
-    )
+    measured = "(() => { const s = getComputedStyle(document.querySelector('#own')); return [...s].map(n => n + s[n]) })()"
     for name, width in itertools.product(page_makers, (360, 720, 1280)):
         path, rules = tmp_path / "shown.html", HOSTS[host]
         host_table = '<table><tr><td id="own">host</td></tr></table>'
         output = f'<div class="jp-RenderedHTMLCommon">{page_makers[name]._repr_html_()}</div>'
-        before, after = (f"<style>{rules}</style><article>{host_table}{content}</article>" for content in ("", output))
+        before, after = (
+            f"<style>{rules}</style><article>{host_table}{content}</article>"
+            for content in ("", output)
+        )
         context = opened(browser, viewport={"width": width, "height": 900}, offline=True)
         page, style = context.new_page(), ()
         for source in (page_makers[name].to_html(),) if rules is None else (before, after):
@@ -459,7 +530,9 @@ def lab(notebook, tmp_path_factory):
     loaded["cells"][0]["source"] = ["# another\n", *loaded["cells"][0]["source"]]
     (notebook / "other.ipynb").write_text(json.dumps(loaded))
     trust = [str(Path(command[0]).with_name("jupyter-trust")), "look.ipynb"]
-    subprocess.run(trust, cwd=notebook, env=os.environ | environment, check=True, capture_output=True)
+    subprocess.run(
+        trust, cwd=notebook, env=os.environ | environment, check=True, capture_output=True
+    )
     with served(command, notebook, home, **environment) as address:
         yield address
 

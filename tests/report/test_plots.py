@@ -38,7 +38,9 @@ def test_layer_bars_average_prompts_and_color_by_sign():
         (0, 0, "ffn", 0.5),
         (0, 1, "ffn", 0.25),
     ]
-    figure = plots.layer_bars(pd.DataFrame(rows, columns=["prompt", "layer", "component", "increase"]))
+    figure = plots.layer_bars(
+        pd.DataFrame(rows, columns=["prompt", "layer", "component", "increase"])
+    )
     attn, ffn = figure.axes
     assert heights(attn) == [1.5, -1.0]
     assert heights(ffn) == [0.5, 0.25]
@@ -60,7 +62,9 @@ def test_heatmap_has_layers_across_and_zero_in_the_middle():
         assert image.get_array().tolist() == grid.T.tolist()
         assert image.get_clim() == (-2.0, 2.0)
         assert (ax.get_xlabel(), ax.get_ylabel()) == ("layer", "head")
-        assert bar.get_ylabel() == ("log-probability increase (nats)" if isinstance(source, pd.DataFrame) else "")
+        assert bar.get_ylabel() == (
+            "log-probability increase (nats)" if isinstance(source, pd.DataFrame) else ""
+        )
 
 
 def test_the_caller_names_what_a_heatmap_shows():
@@ -91,7 +95,10 @@ def test_the_caller_names_what_a_heatmap_shows():
     )
     heads, top = (plots.explanation_figures(ranked)[name] for name in ("heads", "top_heads"))
     assert heads.axes[1].get_ylabel() == top.axes[0].get_xlabel() == "contrast (nats)"
-    assert heads.axes[0].collections[0].get_array().tolist() == np.transpose(ranked.all_heads.contrast).tolist()
+    assert (
+        heads.axes[0].collections[0].get_array().tolist()
+        == np.transpose(ranked.all_heads.contrast).tolist()
+    )
 
 
 def test_top_heads_are_ordered_with_their_intervals():
@@ -122,7 +129,9 @@ def test_label_attention_pairs_true_and_false():
         ("L0H2", True, 0.2),
         ("L0H2", False, 0.3),
     ]
-    ax = plots.label_attention_bars(pd.DataFrame(rows, columns=["name", "is_answer", "attention"])).axes[0]
+    ax = plots.label_attention_bars(
+        pd.DataFrame(rows, columns=["name", "is_answer", "attention"])
+    ).axes[0]
     assert heights(ax) == pytest.approx([0.6, 0.2, 0.1, 0.3])
     assert [label.get_text() for label in ax.get_xticklabels()] == NAMES  # the table's order
     assert [text.get_text() for text in ax.get_legend().get_texts()] == [
@@ -151,9 +160,13 @@ def test_label_attention_with_intervals_and_a_group_missing_for_a_head():
 
 
 def test_scatter_draws_every_row_by_group():
-    frame = pd.DataFrame({"attention": [0.1, 0.5, 0.9], "increase": [-1.0, 0.0, 2.0], "name": ["a", "b", "a"]})
+    frame = pd.DataFrame(
+        {"attention": [0.1, 0.5, 0.9], "increase": [-1.0, 0.0, 2.0], "name": ["a", "b", "a"]}
+    )
     ax = plots.attention_scatter(frame, hue="name").axes[0]
-    points = {c.get_label(): c.get_offsets().tolist() for c in ax.collections if c.get_label() in "ab"}
+    points = {
+        c.get_label(): c.get_offsets().tolist() for c in ax.collections if c.get_label() in "ab"
+    }
     assert points == {"a": [[0.1, -1.0], [0.9, 2.0]], "b": [[0.5, 0.0]]}
     assert (ax.get_xlabel(), ax.get_ylabel()) == (
         "attention probability",
@@ -179,7 +192,9 @@ def test_models_are_compared_on_one_scale_with_intervals_and_labels_apart():
     a, b = [0.0, 1.0, 1.01, 1.0], [0.0, 0.1, 0.1, 0.12]
     change = np.subtract(b, a)
     heads = pd.DataFrame({"name": ["L0H0", "L1H1", "L2H2", "L3H3"], "a": a, "b": b})
-    figure = plots.head_scatter(heads.assign(low=change - 0.25, high=change + 0.5), k=3, names=("x", "y"), label="z")
+    figure = plots.head_scatter(
+        heads.assign(low=change - 0.25, high=change + 0.5), k=3, names=("x", "y"), label="z"
+    )
     (ax,) = figure.axes
     assert ax.get_xlim() == ax.get_ylim()
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("x: z", "y: z")
@@ -208,7 +223,11 @@ def test_curves_have_bands_where_the_table_has_their_ends():
         [[1, 0.5], [2, 0.75]],
         [[1, 0.2], [2, 0.1]],
     ]
-    assert len({line.get_marker() for line in ax.lines}) == len({line.get_color() for line in ax.lines}) == 2
+    assert (
+        len({line.get_marker() for line in ax.lines})
+        == len({line.get_color() for line in ax.lines})
+        == 2
+    )
     (band,) = ax.collections
     corners = {tuple(corner) for corner in band.get_paths()[0].vertices.tolist()}
     assert corners == {(1, 0.4), (1, 0.6), (2, 0.5), (2, 1.0)}
@@ -218,11 +237,15 @@ def test_curves_have_bands_where_the_table_has_their_ends():
 
 @pytest.fixture(scope="module")
 def ablations(gpt2, gpt2_batch):
-    return [il.ablate_with_controls(gpt2, gpt2_batch, ["L0H1", "L2H3"][:k], n_random=3) for k in (2, 1)]
+    return [
+        il.ablate_with_controls(gpt2, gpt2_batch, ["L0H1", "L2H3"][:k], n_random=3) for k in (2, 1)
+    ]
 
 
 @pytest.mark.parametrize("measure", ["log_odds", "accuracy", "auroc"])
-def test_the_ablation_curve_begins_without_ablation_and_has_a_band_of_random_sets(ablations, measure):
+def test_the_ablation_curve_begins_without_ablation_and_has_a_band_of_random_sets(
+    ablations, measure
+):
     (ax,) = plots.ablation_curve(ablations, measure=measure).axes
     located, random = (line.get_xydata() for line in ax.lines[:2])
     assert located[:, 0].tolist() == random[:, 0].tolist() == [0, 1, 2]
@@ -241,7 +264,10 @@ def test_the_ablation_curve_begins_without_ablation_and_has_a_band_of_random_set
 
 def test_ablations_of_other_prompts_are_not_one_curve(ablations):
     of_other_prompts = replace(ablations[0], queries=("a", "b", "c"))
-    no_random = {name: replace(condition, sets=(), scores=()) for name, condition in ablations[0].conditions.items()}
+    no_random = {
+        name: replace(condition, sets=(), scores=())
+        for name, condition in ablations[0].conditions.items()
+    }
     no_random |= {name: ablations[0].conditions[name] for name in ("no ablation", "heads")}
     for results, message in (
         ([], "at least one result"),
@@ -275,11 +301,19 @@ def test_an_explanation_has_three_figures_that_fit_and_are_legible(width, tmp_pa
             ]:
                 if label.get_text():
                     assert label.get_fontsize() >= 6
-            label_boxes = [x.get_window_extent(renderer) for x in ax.get_xticklabels() if x.get_text()]
-            label_boxes = [box for box in label_boxes if ax.bbox.x0 - 1 <= (box.x0 + box.x1) / 2 <= ax.bbox.x1 + 1]
+            label_boxes = [
+                x.get_window_extent(renderer) for x in ax.get_xticklabels() if x.get_text()
+            ]
+            label_boxes = [
+                box
+                for box in label_boxes
+                if ax.bbox.x0 - 1 <= (box.x0 + box.x1) / 2 <= ax.bbox.x1 + 1
+            ]
             assert all(a.x1 <= b.x0 for a, b in pairwise(label_boxes))  # none over another
     top = figures["top_heads"].axes[0]
-    assert [t.get_text() for t in top.get_yticklabels()][::-1] == [str(report.head) for report in explanation.heads]
+    assert [t.get_text() for t in top.get_yticklabels()][::-1] == [
+        str(report.head) for report in explanation.heads
+    ]
 
 
 def writer_rows(intervals):
@@ -298,8 +332,12 @@ def writer_rows(intervals):
         ("L4H0", "pair", "L1H0 × F1", -0.3),
         ("L4H0", "pair", "F0 × bias", 0.1),
     ]
-    frame = pd.DataFrame([*rows, ("L5H1", "query", "F3", 7.0)], columns=["name", "side", "writer", "value"])
-    return frame.assign(low=frame["value"] - 0.25, high=frame["value"] + 0.25) if intervals else frame
+    frame = pd.DataFrame(
+        [*rows, ("L5H1", "query", "F3", 7.0)], columns=["name", "side", "writer", "value"]
+    )
+    return (
+        frame.assign(low=frame["value"] - 0.25, high=frame["value"] + 0.25) if intervals else frame
+    )
 
 
 @pytest.mark.parametrize("intervals", [True, False])
@@ -315,7 +353,9 @@ def test_writers_stand_left_and_right_with_their_strongest_pairs_between(interva
         assert bool(ax.collections) == intervals  # error bars
     assert left.get_xlim() == right.get_xlim()[::-1]  # one scale, mirrored
     assert colors(left) == [palette.BLUE, palette.ORANGE]
-    lines = {tuple(line.get_ydata()): (line.get_color(), line.get_linewidth()) for line in middle.lines}
+    lines = {
+        tuple(line.get_ydata()): (line.get_color(), line.get_linewidth()) for line in middle.lines
+    }
     assert lines.keys() == {(0, 0), (1, 1)}  # no line to a writer that is not shown
     assert lines[0, 0][0] == palette.BLUE
     assert lines[1, 1][0] == palette.ORANGE
@@ -343,7 +383,9 @@ def test_writers_stand_left_and_right_with_their_strongest_pairs_between(interva
         (lambda: plots.curves(pd.DataFrame({"a": [1.0]}), {}, x="a"), "at least one column"),
         (lambda: plots.head_heatmap(np.ones(3)), r"\[layer head\], got \[3\]"),
         (
-            lambda: plots.attention_scatter(pd.DataFrame({"attention": [1.0], "increase": [1.0]}), hue="x"),
+            lambda: plots.attention_scatter(
+                pd.DataFrame({"attention": [1.0], "increase": [1.0]}), hue="x"
+            ),
             "'x', got",
         ),
     ],
@@ -361,7 +403,10 @@ def rgba(png):
     "name",
     [
         "heads",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("layers", "top_heads", "attention")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("layers", "top_heads", "attention")
+        ),
     ],
 )
 def test_a_notebook_shows_figures_on_any_background(monkeypatch, name):
@@ -381,7 +426,9 @@ def test_a_notebook_shows_figures_on_any_background(monkeypatch, name):
     assert rgba(file.getvalue())[0, 0].tolist() == [1, 1, 1, 1]
     displayed = []
     monkeypatch.setattr("IPython.display.display", lambda data, raw: displayed.append(data))
-    formatter = pytest.importorskip("IPython.core.formatters", reason="IPython is missing").DisplayFormatter()
+    formatter = pytest.importorskip(
+        "IPython.core.formatters", reason="IPython is missing"
+    ).DisplayFormatter()
     assert formatter.format(figure) == ({}, {})
     (data,) = displayed
     assert data["text/plain"] == repr(figure)

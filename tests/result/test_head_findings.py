@@ -9,16 +9,26 @@ from icl_lens.intervals import Interval, beside_random_sets
 from icl_lens.result.head_findings import heads_in_words, list_finding, removal_finding
 from icl_lens.result.number_format import decimal, interval_text, signed, whole_percent
 
-REMOVED = {"unit": "nats of log-odds", "where": "zeroed at the last position", "random": "random heads"}
+REMOVED = {
+    "unit": "nats of log-odds",
+    "where": "zeroed at the last position",
+    "random": "random heads",
+}
 
 
 @pytest.mark.parametrize(
     ("difference", "says"),
     [
         (Interval(1.0, 0.4, 1.6), "L5H0 and L4H1 matter: jointly zeroed"),
-        (Interval(1.0, -0.1, 2.1), "It is not shown that L5H0 and L4H1 matter more than random heads: jointly zeroed"),
+        (
+            Interval(1.0, -0.1, 2.1),
+            "It is not shown that L5H0 and L4H1 matter more than random heads: jointly zeroed",
+        ),
         (Interval(-1.0, -1.6, -0.4), "L5H0 and L4H1 matter less than random heads: jointly zeroed"),
-        (Interval(-0.5, -1.6, 0.4), "It is not shown that L5H0 and L4H1 matter more than random heads: jointly zeroed"),
+        (
+            Interval(-0.5, -1.6, 0.4),
+            "It is not shown that L5H0 and L4H1 matter more than random heads: jointly zeroed",
+        ),
         (Interval(0.0, 0.0, 0.0), "It is not shown that"),
     ],
 )
@@ -35,7 +45,12 @@ def test_heads_matter_if_the_interval_is_above_zero(difference, says):
 
 @pytest.mark.parametrize(
     ("lost", "gain"),
-    [(0.8, " With random heads removed instead, the answer gains +0.20."), (1.2, ""), (0.9999, ""), (-0.1, "")],
+    [
+        (0.8, " With random heads removed instead, the answer gains +0.20."),
+        (1.2, ""),
+        (0.9999, ""),
+        (-0.1, ""),
+    ],
 )
 def test_a_difference_above_the_loss_is_explained_by_what_random_heads_gain(lost, gain):
     for difference in (Interval(1.0, 0.4, 1.6), Interval(1.0, -0.1, 2.1)):
@@ -45,34 +60,51 @@ def test_a_difference_above_the_loss_is_explained_by_what_random_heads_gain(lost
 
 
 @pytest.mark.parametrize(
-    ("n_sets", "reason"), [(2, "at least 3 random sets, got 2"), (0, "got 0"), (10, "at least 4 different queries")]
+    ("n_sets", "reason"),
+    [(2, "at least 3 random sets, got 2"), (0, "got 0"), (10, "at least 4 different queries")],
 )
 def test_without_an_interval_the_reason_is_given(n_sets, reason):
     difference = Interval(1.0, math.nan, math.nan)
     text = removal_finding(["L5H0"], difference, lost=1.0, n_random_sets=n_sets, **REMOVED)
-    assert text.startswith("L5H0: zeroed at the last position, it costs the answer +1.00 nats of log-odds. ")
+    assert text.startswith(
+        "L5H0: zeroed at the last position, it costs the answer +1.00 nats of log-odds. "
+    )
     assert "not compared with random heads" in text
     assert reason in text
     assert "matter" not in text
 
 
 def table_of(ends, effects=()):
-    table = pd.DataFrame(ends, columns=["low", "high"]).assign(name=[f"L{row}H0" for row in range(len(ends))])
-    return table.assign(**pd.DataFrame(effects, columns=["effect_low", "effect_high"])) if effects else table
+    table = pd.DataFrame(ends, columns=["low", "high"]).assign(
+        name=[f"L{row}H0" for row in range(len(ends))]
+    )
+    return (
+        table.assign(**pd.DataFrame(effects, columns=["effect_low", "effect_high"]))
+        if effects
+        else table
+    )
 
 
 def test_a_list_counts_heads_whose_interval_is_above_zero():
     ends = [(0.1, 0.3), (0.01, 0.2), (-0.1, 0.2), (-0.3, -0.1)]
     several = list_finding(table_of(ends), 3, "contrast", n_heads=200)
-    assert several.startswith("2 of the 3 heads in the table have a mean contrast above zero (whole 95% interval).")
+    assert several.startswith(
+        "2 of the 3 heads in the table have a mean contrast above zero (whole 95% interval)."
+    )
     assert "The table lists the 3 of all 200 heads whose mean is largest." in several
-    assert list_finding(table_of(ends[1:]), 3, "effect", n_heads=200).startswith("1 of the 3 heads in the table has a")
+    assert list_finding(table_of(ends[1:]), 3, "effect", n_heads=200).startswith(
+        "1 of the 3 heads in the table has a"
+    )
     none = list_finding(table_of(ends[2:]), 2, "contrast", n_heads=200)
-    assert none.startswith("None of the 2 heads in the table has a mean contrast above zero (whole 95% interval).")
+    assert none.startswith(
+        "None of the 2 heads in the table has a mean contrast above zero (whole 95% interval)."
+    )
     assert "not shown that any of them helps" in none
     for text in (several, none):
         assert "icl-lens ablate (il.ablate_with_controls) measures it" in text
-    joint = list_finding(table_of([(0.1, 0.3)]), 1, "contrast", n_heads=200, joint_removal="The joint test.")
+    joint = list_finding(
+        table_of([(0.1, 0.3)]), 1, "contrast", n_heads=200, joint_removal="The joint test."
+    )
     assert joint.endswith("The joint test.")
     assert joint.startswith(
         "The head in the table has a mean contrast above zero (whole 95% interval). Its mean is the"
@@ -85,24 +117,39 @@ def test_a_list_counts_heads_whose_interval_is_above_zero():
 
 @pytest.mark.parametrize(
     ("n_heads", "by_chance"),
-    [(2, "fewer than 1 would"), (29, "fewer than 1 would"), (48, "about 1 would"), (270, "about 7 would")],
+    [
+        (2, "fewer than 1 would"),
+        (29, "fewer than 1 would"),
+        (48, "about 1 would"),
+        (270, "about 7 would"),
+    ],
 )
 def test_a_list_says_how_many_of_all_heads_chance_puts_above_zero(n_heads, by_chance):
     """1 of 40 intervals lies above zero by chance."""
     text = list_finding(table_of([(0.1, 0.3), (-0.1, 0.2)]), 2, "contrast", n_heads=n_heads)
     assert f"heads, 1 is above zero; if no head did anything, {by_chance} be by chance." in text
     several = list_finding(table_of([(0.1, 0.3)] * 3), 2, "contrast", n_heads=n_heads)
-    assert f"Of all {n_heads} heads, 3 are above zero; if no" in several  # also those that are not listed
+    assert (
+        f"Of all {n_heads} heads, 3 are above zero; if no" in several
+    )  # also those that are not listed
     assert ("The table lists all heads." in text) == (n_heads == 2)
-    assert "by chance" not in list_finding(table_of([(-0.1, 0.3)] * 2), 2, "contrast", n_heads=n_heads)
+    assert "by chance" not in list_finding(
+        table_of([(-0.1, 0.3)] * 2), 2, "contrast", n_heads=n_heads
+    )
 
 
 def test_a_list_counts_heads_whose_removal_helps():
     effects = [(0.2, 0.4), (-0.1, 0.1), (-0.9, -0.2), (-0.8, -0.3)]
     text = list_finding(table_of([(0.1, 0.3)] * 4, effects), 4, "contrast", n_heads=48)
-    assert "makes the answer less likely for L0H0 and more likely for L2H0 and L3H0; for the other one, the" in text
+    assert (
+        "makes the answer less likely for L0H0 and more likely for L2H0 and L3H0; for the other one, the"
+        in text
+    )
     unclear = list_finding(table_of([(0.1, 0.3)] * 2, [(-0.1, 0.1)] * 2), 2, "contrast", n_heads=48)
-    assert "makes the answer less likely is not shown for any of them: each 95% interval includes zero." in unclear
+    assert (
+        "makes the answer less likely is not shown for any of them: each 95% interval includes zero."
+        in unclear
+    )
     many = list_finding(table_of([(0.1, 0.3)] * 8, [(0.2, 0.4)] * 8), 8, "contrast", n_heads=48)
     assert many.startswith("All 8 heads in the table have a mean contrast above zero")
     assert "makes the answer less likely for 8 of them and more likely for none. " in many
@@ -123,7 +170,9 @@ def test_the_removal_of_a_single_head_is_told_by_its_interval(ends, says):
 def test_a_single_query_shows_nothing():
     text = list_finding(table_of([(math.nan, math.nan)] * 2), 2, "effect", n_heads=48)
     assert text.startswith("Nothing is shown about the 2 heads in the table")
-    assert list_finding(pd.DataFrame({"effect": [1.0]}), 1, "effect", n_heads=48).startswith("Nothing is shown")
+    assert list_finding(pd.DataFrame({"effect": [1.0]}), 1, "effect", n_heads=48).startswith(
+        "Nothing is shown"
+    )
 
 
 def test_a_value_matters_if_it_is_outside_of_what_random_sets_have():
@@ -142,8 +191,18 @@ def test_no_number_is_a_negative_zero_and_small_ones_have_digits():
     assert interval_text(-1.26, -30.0, 20.0) == "−1.26 (95% interval −30.00 … +20.00)"
     assert interval_text(0.021, -0.057, 0.111, times=100) == "+2.1 (95% interval −5.7 … +11.1)"
     assert interval_text(0.5) == "+0.50"
-    assert [decimal(value, 2) for value in (-0.001, -0.5, 0.5, math.nan)] == ["0.00", "−0.50", "0.50", "–"]
-    assert [whole_percent(value) for value in (-0.001, -0.031, 0.97, math.nan)] == ["0%", "−3%", "97%", "–"]
+    assert [decimal(value, 2) for value in (-0.001, -0.5, 0.5, math.nan)] == [
+        "0.00",
+        "−0.50",
+        "0.50",
+        "–",
+    ]
+    assert [whole_percent(value) for value in (-0.001, -0.031, 0.97, math.nan)] == [
+        "0%",
+        "−3%",
+        "97%",
+        "–",
+    ]
     assert interval_text(0.0, 0.0, 0.0) == "+0.00 (95% interval +0.00 … +0.00)"
 
 
@@ -153,7 +212,9 @@ def test_many_heads_are_counted_instead_of_named():
     assert heads_in_words([f"L0H{i}" for i in range(7)]) == "the 7 heads"
 
 
-@pytest.mark.parametrize(("score", "is_suggested"), [("contrast", True), ("increase", True), ("effect", False)])
+@pytest.mark.parametrize(
+    ("score", "is_suggested"), [("contrast", True), ("increase", True), ("effect", False)]
+)
 def test_lists_without_a_head_that_adds_name_the_score_that_removes_heads(score, is_suggested):
     none_above = pd.DataFrame({"low": [-0.1, -0.2], "high": [0.1, 0.2]})
     text = list_finding(none_above, 2, score, n_heads=40)
@@ -163,7 +224,14 @@ def test_lists_without_a_head_that_adds_name_the_score_that_removes_heads(score,
 
 
 def test_heads_whose_removal_helps_are_not_needed_even_if_random_heads_help_more():
-    text = removal_finding(["L5H0"], Interval(0.5, 0.2, 0.8), lost=-0.5, n_random_sets=10, **REMOVED)
-    assert text.startswith("It is not shown that the answer needs L5H0: zeroed at the last position, it costs the")
-    assert "−0.50 nats of log-odds, although that is +0.50 (95% interval +0.20 … +0.80) more than random" in text
+    text = removal_finding(
+        ["L5H0"], Interval(0.5, 0.2, 0.8), lost=-0.5, n_random_sets=10, **REMOVED
+    )
+    assert text.startswith(
+        "It is not shown that the answer needs L5H0: zeroed at the last position, it costs the"
+    )
+    assert (
+        "−0.50 nats of log-odds, although that is +0.50 (95% interval +0.20 … +0.80) more than random"
+        in text
+    )
     assert "matters" not in text

@@ -49,7 +49,13 @@ def by_draws(values, clusters, level=0.95):
         drawn = [groups[number] for number in range(n) for _ in range(counts[number])]
         change = np.concatenate(drawn).mean() - mean
         drawn_error = jackknife_error(drawn, mean + change)
-        t = math.inf * np.sign(change) if drawn_error < 1e-12 and change else change / drawn_error if change else 0.0
+        t = (
+            math.inf * np.sign(change)
+            if drawn_error < 1e-12 and change
+            else change / drawn_error
+            if change
+            else 0.0
+        )
         studentized.append(min(max(t, -most), most))
     low, high = np.quantile(studentized, [(1 - level) / 2, (1 + level) / 2])
     return mean - high * error, mean - low * error
@@ -71,7 +77,9 @@ def test_the_error_of_unequal_clusters_is_the_jackknifes(monkeypatch):
     value, low, high = bootstrap_interval(values, clusters=CLUSTERS)
     error = jackknife_error([values[cluster == CLUSTERS] for cluster in range(7)], values.mean())
     assert value == pytest.approx(values.mean())
-    assert (low - value, high - value) == pytest.approx(np.array([-1, 1]) * 1e-6 * student.ppf(0.975, 6) * error)
+    assert (low - value, high - value) == pytest.approx(
+        np.array([-1, 1]) * 1e-6 * student.ppf(0.975, 6) * error
+    )
 
 
 def test_columns_statistics_and_weights_give_the_same_interval():
@@ -84,8 +92,12 @@ def test_columns_statistics_and_weights_give_the_same_interval():
         rows = values[:, column]
         expected = pytest.approx(columns[column].tolist())
         assert [*bootstrap_interval(torch.from_numpy(rows), clusters=CLUSTERS)] == expected
-        assert [*bootstrap_interval(rows, clusters=CLUSTERS, statistic=lambda x: float(x.mean()))] == expected
-        assert [*leave_one_out_interval(leave_one_out_weights(CLUSTERS) @ rows, CLUSTERS)] == expected
+        assert [
+            *bootstrap_interval(rows, clusters=CLUSTERS, statistic=lambda x: float(x.mean()))
+        ] == expected
+        assert [
+            *leave_one_out_interval(leave_one_out_weights(CLUSTERS) @ rows, CLUSTERS)
+        ] == expected
 
 
 def test_the_order_of_prompts_does_not_matter():
@@ -127,7 +139,9 @@ def test_ends_stay_within_bounds_and_are_finite():
     """One wrong answer of 12 is missing in a third of the draws, which then have no spread."""
     nearly = bootstrap_interval(np.array([0.0] + [1.0] * 11), bounds=(0.0, 1.0))
     assert 0.4 < nearly.low < 11 / 12 < nearly.high <= 1.0
-    assert bootstrap_interval(np.array([0.0, 1.0] * 2), bounds=(0.0, 1.0)) == Interval(0.5, 0.0, 1.0)
+    assert bootstrap_interval(np.array([0.0, 1.0] * 2), bounds=(0.0, 1.0)) == Interval(
+        0.5, 0.0, 1.0
+    )
 
 
 @pytest.mark.parametrize("n", [2, 3, MIN_CLUSTERS])
@@ -151,9 +165,13 @@ def test_a_few_clusters_have_no_interval(n):
 def test_no_interval_for_one_cluster():
     assert math.isnan(bootstrap_interval([0.0, 1.0], clusters=["one", "one"]).low)
     assert np.isnan(mean_intervals(np.ones((3, 2)), ["one"] * 3)[1]).all()
-    assert math.isnan(leave_one_out_interval(leave_one_out_weights(["one"] * 3) @ np.arange(3.0), ["one"] * 3).low)
+    assert math.isnan(
+        leave_one_out_interval(leave_one_out_weights(["one"] * 3) @ np.arange(3.0), ["one"] * 3).low
+    )
     assert not Interval(1.0, math.nan, math.nan).excludes_zero
-    infinite = mean_intervals(np.array([[1.0, np.nan], [2.0, 1.0], [4.0, 2.0], [3.0, 0.0]]), range(4))
+    infinite = mean_intervals(
+        np.array([[1.0, np.nan], [2.0, 1.0], [4.0, 2.0], [3.0, 0.0]]), range(4)
+    )
     assert np.isfinite(np.stack(infinite)[:, 0]).all()
     assert np.isnan(np.stack(infinite)[:, 1]).all()
 
@@ -161,7 +179,9 @@ def test_no_interval_for_one_cluster():
 def test_a_ratio_of_proportional_columns_is_certain():
     before = np.random.default_rng(3).uniform(1, 2, size=50)
     rows = np.stack([before, 0.8 * before], axis=1)
-    reduction = bootstrap_interval(rows, statistic=lambda x: float(1 - x[:, 1].mean() / x[:, 0].mean()))
+    reduction = bootstrap_interval(
+        rows, statistic=lambda x: float(1 - x[:, 1].mean() / x[:, 0].mean())
+    )
     assert tuple(reduction) == pytest.approx((0.2, 0.2, 0.2))
 
 
@@ -195,7 +215,10 @@ def test_many_clusters_are_merged(monkeypatch):
 def test_products_of_counts_are_exact():
     """Rows in another order have the same bytes, and so have equal columns."""
     rng = np.random.default_rng(0)
-    counts, sums = rng.integers(9, size=(50, 400)).astype(float), rng.normal(size=(400, 3)) * [1e-9, 1.0, 1e7]
+    counts, sums = (
+        rng.integers(9, size=(50, 400)).astype(float),
+        rng.normal(size=(400, 3)) * [1e-9, 1.0, 1e7],
+    )
     sums = np.concatenate([sums, sums], axis=1)
     order = rng.permutation(400)
     drawn = resampled_sums(counts, sums)
@@ -222,4 +245,6 @@ def test_random_sets_widen_the_interval():
 @pytest.mark.parametrize("freedom", [1, 2, 3, 11, 1999])
 def test_students_quantile(freedom):
     for probability in (0.8, 0.975, 0.995):
-        assert student_quantile(probability, freedom) == pytest.approx(student.ppf(probability, freedom), rel=1e-6)
+        assert student_quantile(probability, freedom) == pytest.approx(
+            student.ppf(probability, freedom), rel=1e-6
+        )

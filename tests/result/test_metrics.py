@@ -38,7 +38,9 @@ def test_an_answer_that_is_no_choice_is_refused(answer):
 
 
 def test_mean_reciprocal_rank_leaves_out_what_is_missing():
-    assert mean_reciprocal_rank(torch.tensor([[1, 2], [0, 4]])) == pytest.approx((1 + 1 / 2 + 1 / 4) / 3)
+    assert mean_reciprocal_rank(torch.tensor([[1, 2], [0, 4]])) == pytest.approx(
+        (1 + 1 / 2 + 1 / 4) / 3
+    )
     assert math.isnan(mean_reciprocal_rank(torch.tensor([0, 0])))
 
 
@@ -78,11 +80,17 @@ def test_bias_gap_is_the_difference_of_two_accuracies():
 def test_a_table_has_the_interval_of_every_entry():
     values = torch.randn(12, 2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     clusters = [f"query {i % 5}" for i in range(12)]
-    table = interval_table(values, {"kind": ["x", "y"], "layer": range(3)}, clusters, value="effect")
+    table = interval_table(
+        values, {"kind": ["x", "y"], "layer": range(3)}, clusters, value="effect"
+    )
     assert table.columns.tolist() == ["kind", "layer", "effect", "low", "high"]
     for kind, layer, *interval in table.itertuples(index=False):
-        assert interval == pytest.approx([*bootstrap_interval(values[:, "xy".index(kind), layer], clusters=clusters)])
-    assert interval_table(values.numpy(), {"kind": "xy", "layer": range(3)}, clusters)["value"].equals(table["effect"])
+        assert interval == pytest.approx(
+            [*bootstrap_interval(values[:, "xy".index(kind), layer], clusters=clusters)]
+        )
+    assert interval_table(values.numpy(), {"kind": "xy", "layer": range(3)}, clusters)[
+        "value"
+    ].equals(table["effect"])
     for axes, queries in (
         ({"kind": "xy", "layer": range(4)}, clusters),
         ({"kind": "xy", "layer": range(3)}, ["one"]),
@@ -101,7 +109,9 @@ def test_equal_values_share_their_rank():
 def test_rank_correlation_is_the_correlation_of_ranks():
     first, second = torch.randint(9, (2, 50), generator=torch.Generator().manual_seed(1)).double()
     ranks = torch.stack([ranks_with_ties(first), ranks_with_ties(second)])
-    assert float(spearman(first, second)) == pytest.approx(float(torch.corrcoef(ranks)[0, 1]), abs=1e-12)
+    assert float(spearman(first, second)) == pytest.approx(
+        float(torch.corrcoef(ranks)[0, 1]), abs=1e-12
+    )
     many = spearman(first, torch.stack([second, -(first**3), torch.ones(50)]).double())
     assert many[:2].tolist() == pytest.approx([float(spearman(first, second)), -1])
     assert math.isnan(many[2])

@@ -35,7 +35,9 @@ def test_seeds_draw_the_same_prompts_and_tokens(mini):
 def test_seeds_of_resampled_heads_draw_the_same_prompts(mini):
     batch = il.tokenize(mini, il.load_task("sentiment-number", n=8))
     options = {"mode": "resample", "reference": batch, "positions": "last"}
-    scores = il.score(mini, batch, [[il.Ablate(["L5H0"], seed=seed, **options)] for seed in (SEED, 5, 6)])
+    scores = il.score(
+        mini, batch, [[il.Ablate(["L5H0"], seed=seed, **options)] for seed in (SEED, 5, 6)]
+    )
     assert (scores[:, 0] == scores[:, 1]).all()
     assert (scores[:, 0] != scores[:, 2]).any()
 
@@ -43,10 +45,14 @@ def test_seeds_of_resampled_heads_draw_the_same_prompts(mini):
 @pytest.mark.slow
 def test_results_and_folders_hold_integers_of_python(mini, tmp_path):
     batch = il.tokenize(mini, il.load_task("sentiment-number", n=8))
-    folders = [il.Run(tmp_path / name, batch_size=np.int64(4)) for name in ("heads", "effects", "ablation")]
+    folders = [
+        il.Run(tmp_path / name, batch_size=np.int64(4)) for name in ("heads", "effects", "ablation")
+    ]
     il.locate(mini, batch, k=TWO, run=folders[0])
     json.loads(il.locate(mini, batch, by="effect", k=TWO, run=folders[1]).to_json())
-    ablation = il.ablate_with_controls(mini, batch, ["L5H0"], n_random=TWO, seed=SEED, run=folders[2])
+    ablation = il.ablate_with_controls(
+        mini, batch, ["L5H0"], n_random=TWO, seed=SEED, run=folders[2]
+    )
     json.loads(ablation.to_json())
     explained = il.explain(mini, PROMPT, k=THREE, n_ablated=TWO, n_random=THREE, seed=SEED)
     assert json.loads(explained.to_json())["settings"]["seed"] == 5

@@ -31,13 +31,17 @@ class Made:
         return MAKE[name](self)
 
 
-def explained(made: Made, text: str = "love : bar like : bar eight : foo two : foo one :") -> il.results.Explanation:
+def explained(
+    made: Made, text: str = "love : bar like : bar eight : foo two : foo one :"
+) -> il.results.Explanation:
     return il.explain(made.model, il.Prompt.parse(text, answer="foo"), k=3, n_random=2)
 
 
 MAKE = {
     "Explanation": explained,
-    "Comparison": lambda m: il.compare(m.get("Explanation"), explained(m, "two : foo love : bar like :")),
+    "Comparison": lambda m: il.compare(
+        m.get("Explanation"), explained(m, "two : foo love : bar like :")
+    ),
     "ModelComparison": lambda m: il.compare_models(m.model, m.model, m.prompts),
     "TwoTowers": lambda m: il.two_towers(m.model, m.prompts, ["L5H0"], n_random=3),
     "Trace": lambda m: il.trace(m.model, m.prompts, layers=[2, 5]),
@@ -46,7 +50,9 @@ MAKE = {
     "LayerIncreases": lambda m: il.layer_log_prob_increase(m.acts),
     "HeadCopying": lambda m: il.head_copying(m.model, "L2H0", [5, 8, 13]),
     "ScoreParts": lambda m: il.attention_score_parts(m.acts, "L2H0"),
-    "ScoreContrast": lambda m: m.get("ScoreParts").contrast(m.get("ScoreParts").of_label(m.batch.answer)),
+    "ScoreContrast": lambda m: m.get("ScoreParts").contrast(
+        m.get("ScoreParts").of_label(m.batch.answer)
+    ),
     "ValueParts": lambda m: il.value_parts(m.acts, "L2H0"),
     "QueryKeyMetric": lambda m: il.query_key_metric(m.model, "L2H0"),
     "HeadEffects": lambda m: il.head_effects(m.model, m.batch),
@@ -55,8 +61,12 @@ MAKE = {
         k=4,
     ),
     "DemonstrationEffects": lambda m: il.demonstration_effects(m.model, m.batch),
-    "Generations": lambda m: il.generate(m.model, m.batch[:2], [[], [il.Ablate(["L5H0"])]], max_new_tokens=3),
-    "VectorGains": lambda m: il.vector_gains(m.model, il.task_vectors(m.model, m.batch), m.batch, replace=True),
+    "Generations": lambda m: il.generate(
+        m.model, m.batch[:2], [[], [il.Ablate(["L5H0"])]], max_new_tokens=3
+    ),
+    "VectorGains": lambda m: il.vector_gains(
+        m.model, il.task_vectors(m.model, m.batch), m.batch, replace=True
+    ),
     "HeadToHeadEffects": lambda m: il.head_to_head_effects(m.model, m.batch, ["L5H0"], part="k"),
     "SaliencyFlow": lambda m: il.saliency_flow(m.model, m.batch[:2]),
     "ControlledAblation": lambda m: il.ablate_with_controls(m.model, m.batch, ["L5H0"], n_random=2),
@@ -70,7 +80,10 @@ MAKE = {
     "TaskCheck": lambda m: il.task_check(m.model, TASK, n=20),
     "PairCheck": lambda m: il.task_check(
         m.model,
-        [il.Prompt(p.demonstrations, p.query, "qux", ("foo", "bar", "qux")) for p in il.load_task(TASK, n=20)],
+        [
+            il.Prompt(p.demonstrations, p.query, "qux", ("foo", "bar", "qux"))
+            for p in il.load_task(TASK, n=20)
+        ],
     ),
 }
 """How each public result is made."""
@@ -157,13 +170,30 @@ def test_the_columns_that_matter_come_first_and_print_says_the_headline(made, na
     frame, text = displayed.to_frame(), repr(displayed)
     assert list(frame.columns)[: len(FIRST[name])] == FIRST[name]
     numbers = frame.select_dtypes("floating")
-    assert HEADLINE.get(name, lambda _: f"{numbers.iloc[0, 0]:+.3f}".lstrip("+"))(displayed) in text.replace("−", "-")
+    assert HEADLINE.get(name, lambda _: f"{numbers.iloc[0, 0]:+.3f}".lstrip("+"))(
+        displayed
+    ) in text.replace("−", "-")
     assert len(text) < 8000
 
 
 PLAIN_WORDS = {
     *("head", "heads", "label", "layer", "condition", "probability", "nats", "interval"),
-    *("a", "b", "in", "of", "lost", "and", "mean", "range", "change", "without", "more", "than", "random", "points"),
+    *(
+        "a",
+        "b",
+        "in",
+        "of",
+        "lost",
+        "and",
+        "mean",
+        "range",
+        "change",
+        "without",
+        "more",
+        "than",
+        "random",
+        "points",
+    ),
 }
 """Words at the head of a table that say by themselves what a column is."""
 
@@ -171,7 +201,14 @@ PLAIN_WORDS = {
 @pytest.mark.parametrize(
     "name",
     [
-        *("Explanation", "Comparison", "ModelComparison", "TwoTowers", "ControlledAblation", "LocatedHeads"),
+        *(
+            "Explanation",
+            "Comparison",
+            "ModelComparison",
+            "TwoTowers",
+            "ControlledAblation",
+            "LocatedHeads",
+        ),
         *("Circuit", "MeanScoreParts"),
     ],
 )
@@ -218,20 +255,28 @@ def test_pages_and_inline_output_have_the_numbers(made, name, tmp_path):
         largest = values.nlargest(3) if form is not str else values.head(3)
         assert all(form(value) in text for value in largest)
     else:
-        cells = [cell.replace("\N{MINUS SIGN}", "-") for row in displayed.to_view().sections[0].texts() for cell in row]
+        cells = [
+            cell.replace("\N{MINUS SIGN}", "-")
+            for row in displayed.to_view().sections[0].texts()
+            for cell in row
+        ]
         assert all(" ".join(cell.split()) in " ".join(text.split()) for cell in cells)
     if type(displayed) in views.PAGES or displayed.to_view().sentences:
         assert "icl-lens-twin" in inline
     else:
         inline_text = html.unescape(re.sub("<[^>]*>", " ", inline))
-        assert all(cell in inline_text for row in displayed.to_view().sections[0].texts() for cell in row)
+        assert all(
+            cell in inline_text for row in displayed.to_view().sections[0].texts() for cell in row
+        )
         assert inline.startswith("<table>")
         assert "<script" not in inline
         assert "style>" not in inline
     assert all(figure.axes for figure in displayed.figures.values())
 
 
-@pytest.mark.parametrize("name", [name for name in MAKE if issubclass(getattr(il.results, name), Result)])
+@pytest.mark.parametrize(
+    "name", [name for name in MAKE if issubclass(getattr(il.results, name), Result)]
+)
 def test_a_result_comes_back_from_its_file_and_other_files_are_refused(made, name, tmp_path):
     saved, path = made.get(name), tmp_path / "result.json"
     saved.save(path)
@@ -239,7 +284,9 @@ def test_a_result_comes_back_from_its_file_and_other_files_are_refused(made, nam
     assert same(saved, again)
     assert repr(again) == repr(saved)
     assert again.to_html() == saved.to_html()
-    state = json.loads(path.read_text(), parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
+    state = json.loads(
+        path.read_text(), parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON")
+    )
     assert '"NaN"' not in path.read_text(), "null stands for a missing number"
     assert {"icl-lens", "torch"} <= state["versions"].keys()
     first = fields(type(saved))[0].name
@@ -289,7 +336,13 @@ def places(value, path=()):
     """Yield the path of every value inside a JSON value."""
     if path:
         yield path
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    entries = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, entry in entries:
         yield from places(entry, (*path, key))
 
@@ -325,14 +378,18 @@ def mutated(text, rng):
     return json.dumps(state)
 
 
-@pytest.mark.parametrize("name", ["TopHeads", "HeadEffects", "LayerIncreases", "Generations", "DemonstrationEffects"])
+@pytest.mark.parametrize(
+    "name", ["TopHeads", "HeadEffects", "LayerIncreases", "Generations", "DemonstrationEffects"]
+)
 @pytest.mark.parametrize("has_digest", [True, False])
 def test_a_damaged_result_is_refused_or_loads_as_it_was(made, name, has_digest, tmp_path):
     """Without the digest, as in files of earlier versions, what loads can at least be shown."""
     result, path, rng = made.get(name), tmp_path / "result.json", random.Random(0)
     text = result.to_json()
     if not has_digest:
-        text = json.dumps({key: value for key, value in json.loads(text).items() if key != "digest"})
+        text = json.dumps(
+            {key: value for key, value in json.loads(text).items() if key != "digest"}
+        )
     sentences = []
     for _ in range(60 if has_digest else 25):
         path.write_text(mutated(text, rng))

@@ -47,8 +47,12 @@ class Shown(Result):
             f"Title {self.word}",
             (f"Finding {self.word}.", "More."),
             (
-                Section("Main", "How to read it.", columns, rows, 30, notes=(f"Note {self.word}.",)),
-                Section("Map", head_map=HeadValues("effect, nats", ((1.0, -2.0),), frozenset({(0, 1)}))),
+                Section(
+                    "Main", "How to read it.", columns, rows, 30, notes=(f"Note {self.word}.",)
+                ),
+                Section(
+                    "Map", head_map=HeadValues("effect, nats", ((1.0, -2.0),), frozenset({(0, 1)}))
+                ),
                 Section("Prompt", quote=("love : ", Label(self.word, 0)), code=f"run {self.word}"),
                 Section("Only pages", columns=(Column("a"),), rows=((4.5,),), is_detail=True),
             ),
@@ -101,7 +105,10 @@ def test_a_heading_may_be_wider_than_its_table(capsys):
     table = new_table("head", title="Heads by what they add to log p of the answer, nats")
     table.add_row("L4H0")
     Console(width=80).print(table)
-    assert capsys.readouterr().out.splitlines()[0] == "Heads by what they add to log p of the answer, nats"
+    assert (
+        capsys.readouterr().out.splitlines()[0]
+        == "Heads by what they add to log p of the answer, nats"
+    )
 
 
 def test_pages_have_everything_and_bars_have_one_scale():
@@ -136,11 +143,17 @@ def test_hostile_texts_stay_text():
     hostile, harmless = Shown(HOSTILE), Shown("word")
     tags = re.compile(r"<(\w+)")
     assert tags.findall(hostile.to_html()) == tags.findall(harmless.to_html())
-    twins = [displayed._repr_html_().partition("icl-lens-twin")[2] for displayed in (hostile, harmless)]
+    twins = [
+        displayed._repr_html_().partition("icl-lens-twin")[2] for displayed in (hostile, harmless)
+    ]
     assert tags.findall(twins[0]) == tags.findall(twins[1])
     written = hostile.to_markdown()
     assert "\\<img src=x onerror=alert(1)\\> \\| \\*a\\*" in written
-    assert columns_of_rows(written) == columns_of_rows(harmless.to_markdown()) == [4, 4, 4, 4, 4, 2, 2, 2]
+    assert (
+        columns_of_rows(written)
+        == columns_of_rows(harmless.to_markdown())
+        == [4, 4, 4, 4, 4, 2, 2, 2]
+    )
     assert HOSTILE in " ".join(terminal_lines(hostile, 200))
 
 

@@ -47,7 +47,9 @@ def test_other_options_need_another_folder(model, many, tmp_path):
     run = il.Run(tmp_path / "run")
     il.map_prompts(model, many, lambda rows: many.last[rows], options={"heads": ["L0H0"]}, run=run)
     with pytest.raises(il.InputError, match=r"options\.heads="):
-        il.map_prompts(model, many, lambda rows: many.last[rows], options={"heads": ["L0H1"]}, run=run)
+        il.map_prompts(
+            model, many, lambda rows: many.last[rows], options={"heads": ["L0H1"]}, run=run
+        )
 
 
 def test_a_mean_over_prompts_is_refused(model, many):
@@ -58,7 +60,9 @@ def test_a_mean_over_prompts_is_refused(model, many):
 def test_donors_change_one_thing(many):
     donors = il.donor_prompts(many.prompts)
     assert list(donors) == ["query", "same class", "texts", "labels"]
-    for prompt, of_other_class, same, texts, labels in zip(many.prompts, *donors.values(), strict=True):
+    for prompt, of_other_class, same, texts, labels in zip(
+        many.prompts, *donors.values(), strict=True
+    ):
         assert of_other_class.demonstrations == same.demonstrations == prompt.demonstrations
         assert of_other_class.query != prompt.query != same.query
         assert [demonstration.label for demonstration in texts.demonstrations] == [
@@ -72,4 +76,6 @@ def test_donors_change_one_thing(many):
             for demonstration, two in zip(labels.demonstrations, prompt.demonstrations, strict=True)
         )
         assert same.answer == prompt.answer
-        assert {of_other_class.answer, texts.answer, labels.answer} == {*prompt.labels} - {prompt.answer}
+        assert {of_other_class.answer, texts.answer, labels.answer} == {*prompt.labels} - {
+            prompt.answer
+        }

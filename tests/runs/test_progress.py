@@ -71,7 +71,9 @@ def test_explain_and_scores_say_how_far_they_are(gpt2, gpt2_batch, monkeypatch):
     assert stages == [("explaining", done, 5) for done in range(6)]
     counted = []
     monkeypatch.setattr("icl_lens.engine.score.steps", counting := Counting(counted))
-    sets = [[il.Ablate(["L0H1"], positions=where)] for where in ("last", "all")] + [[il.RemovePosition(["L0H1"])]]
+    sets = [[il.Ablate(["L0H1"], positions=where)] for where in ("last", "all")] + [
+        [il.RemovePosition(["L0H1"])]
+    ]
     il.score(gpt2, gpt2_batch, sets)
     assert sum(counted) == counting.total == 3 * len(gpt2_batch)
 

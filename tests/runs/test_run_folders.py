@@ -60,15 +60,21 @@ def read_only(monkeypatch):
 
 def test_a_chunk_copied_to_another_number_is_computed_again(gpt2, prompts, finished, out):
     shutil.copy(out / "part-00003.parquet", out / "part-00001.parquet")
-    with pytest.warns(CorruptChunk, match=r"part-00001\.parquet is corrupt \(it is the chunk of other prompts\)"):
+    with pytest.warns(
+        CorruptChunk, match=r"part-00001\.parquet is corrupt \(it is the chunk of other prompts\)"
+    ):
         assert_same(locate(gpt2, prompts, out), finished[1])
-    assert (out / "part-00001.parquet").read_bytes() == (finished[0] / "part-00001.parquet").read_bytes()
+    assert (out / "part-00001.parquet").read_bytes() == (
+        finished[0] / "part-00001.parquet"
+    ).read_bytes()
 
 
 def test_a_folder_in_place_of_a_chunk_is_one_sentence(gpt2, prompts, out):
     (out / "part-00001.parquet").unlink()
     (out / "part-00001.parquet").mkdir()
-    faults.assert_refused("part-00001.parquet': Is a directory; remove it", locate, gpt2, prompts, out)
+    faults.assert_refused(
+        "part-00001.parquet': Is a directory; remove it", locate, gpt2, prompts, out
+    )
 
 
 def test_a_finished_run_is_read_from_a_read_only_disk(gpt2, prompts, finished, out, read_only):
@@ -83,7 +89,9 @@ def test_what_is_missing_on_a_read_only_disk_is_one_sentence(gpt2, prompts, out,
     faults.assert_refused("cannot write to folder", locate, gpt2, prompts, out)
 
 
-@pytest.mark.parametrize(("version", "sentence"), [(None, "got format 1 of another version"), (4, "got format 4")])
+@pytest.mark.parametrize(
+    ("version", "sentence"), [(None, "got format 1 of another version"), (4, "got format 4")]
+)
 def test_folders_of_other_formats_are_refused(gpt2, prompts, out, version, sentence):
     manifest = json.loads((out / "manifest.json").read_text())
     del manifest["format"]
@@ -109,7 +117,9 @@ def test_a_long_difference_is_shortened(tmp_path):
 def test_texts_are_no_formulas_in_a_spreadsheet(tmp_path):
     """Parquet has them as they are."""
     run = RunFolder(tmp_path, {"a": 1})
-    table = pd.DataFrame({"text": ["=1+1", "+x", "-y", "@z", "\tq", "L1H2"], "value": [-1.0, 0, 1, 2, 3, 4]})
+    table = pd.DataFrame(
+        {"text": ["=1+1", "+x", "-y", "@z", "\tq", "L1H2"], "value": [-1.0, 0, 1, 2, 3, 4]}
+    )
     run.write_result({"table": table}, {})
     cells = pd.read_csv(tmp_path / "table.csv")
     assert cells["text"].tolist() == ["'=1+1", "'+x", "'-y", "'@z", "'\tq", "L1H2"]
@@ -126,5 +136,7 @@ def test_chunks_of_a_version_with_other_columns_are_refused(gpt2, prompts, out, 
         "measure",
         lambda self, rows: measure(self, rows) | {"new": torch.zeros(len(rows), 3)},
     )
-    with pytest.raises(il.InputError, match="differ in new; the folder was begun by another version"):
+    with pytest.raises(
+        il.InputError, match="differ in new; the folder was begun by another version"
+    ):
         locate(gpt2, prompts, out)

@@ -32,9 +32,13 @@ def constant_values(hf, layer, *, unfolded=False):
     """
     wiring = reference_hf._WIRING[hf.config.model_type]
     block = reference_hf._layers(hf)[layer]
-    norm = next((getattr(block, name) for name in _NORMS_BEFORE_ATTENTION if hasattr(block, name)), None)
+    norm = next(
+        (getattr(block, name) for name in _NORMS_BEFORE_ATTENTION if hasattr(block, name)), None
+    )
     shift = torch.zeros(hf.config.hidden_size, dtype=hf.dtype)
-    if getattr(norm, "bias", None) is not None and (unfolded or hf.config.model_type not in _NOT_FOLDED):
+    if getattr(norm, "bias", None) is not None and (
+        unfolded or hf.config.model_type not in _NOT_FOLDED
+    ):
         shift = norm.bias.detach()
     setting = reference_hf._setting
     n_heads = setting(hf.config, "num_attention_heads", "num_heads", "n_head")
@@ -49,7 +53,9 @@ def constant_values(hf, layer, *, unfolded=False):
 
 def constants(hf, layer):
     """Return κ [head, d_model] of a layer, before any norm or multiplier that follows attention."""
-    out = reference_hf._layers(hf)[layer].get_submodule(reference_hf._WIRING[hf.config.model_type].out)
+    out = reference_hf._layers(hf)[layer].get_submodule(
+        reference_hf._WIRING[hf.config.model_type].out
+    )
     values = constant_values(hf, layer)
     weight = reference_hf._weight_in_out(out).reshape(*values.shape, -1)
     return torch.einsum("hd,hdm->hm", values, weight)
@@ -65,10 +71,15 @@ def references_of(batch, hf, *, folded=False):
         # κ is zero in families with a norm after attention, so only the multiplier remains to be
         # applied.
         multiplier = reference_hf._setting(hf.config, "residual_multiplier", default=1.0)
-        kappa = torch.stack([constants(hf, layer) for layer in range(len(references[0].x))]) * multiplier
+        kappa = (
+            torch.stack([constants(hf, layer) for layer in range(len(references[0].x))])
+            * multiplier
+        )
         for theirs in references:
             theirs.head_outputs = theirs.head_outputs - kappa
-            theirs.subhead_outputs = theirs.subhead_outputs - theirs.attention[..., None] * kappa[:, :, None]
+            theirs.subhead_outputs = (
+                theirs.subhead_outputs - theirs.attention[..., None] * kappa[:, :, None]
+            )
     return references
 
 
@@ -88,15 +99,26 @@ def check_increases(acts, batch, hf, *, folded=False, against=(None,), conventio
         }
         if hf.config.model_type not in MIXTURE_TYPES:
             layer_numbers = range(acts.view.n_layers)
-            neurons = [il.neuron_log_prob_increase(acts, layer, targets, **asked) for layer in layer_numbers]
+            neurons = [
+                il.neuron_log_prob_increase(acts, layer, targets, **asked)
+                for layer in layer_numbers
+            ]
             ours["neurons"] = torch.stack(neurons, dim=1)
         for row, theirs in enumerate(references):
-            its = [] if compared_ids is None else [token for token in compared_ids[row].tolist() if token >= 0]
+            its = (
+                []
+                if compared_ids is None
+                else [token for token in compared_ids[row].tolist() if token >= 0]
+            )
             for part, increases in ours.items():
-                expected = theirs.increase(part, int(targets[row]), its, final_norm=final_norm, bias=bias)
+                expected = theirs.increase(
+                    part, int(targets[row]), its, final_norm=final_norm, bias=bias
+                )
                 if part == "subheads":
                     expected = _padded(expected, increases)
-                    assert (increases[row, ..., int(batch.last[row]) + 1 :] == 0).all(), "padding, without rounding"
+                    assert (increases[row, ..., int(batch.last[row]) + 1 :] == 0).all(), (
+                        "padding, without rounding"
+                    )
                 assert_close(increases[row], expected, msg=f"{part} of prompt {row}, {asked}")
     for row, theirs in enumerate(references):
         assert_close(acts.token_log_probs(targets)[row], theirs.log_probs[targets[row]])

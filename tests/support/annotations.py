@@ -39,7 +39,11 @@ def lighter(jaxtyped: Callable[..., Any]) -> Callable[..., Any]:
             return at_first(decorated, partial(jaxtyped, **options) if has_axes else without_axes)
         if has_axes:
             return jaxtyped(decorated, **options)
-        if is_dataclass(decorated) and "__init__" in vars(decorated) and not hasattr(function, "__wrapped__"):
+        if (
+            is_dataclass(decorated)
+            and "__init__" in vars(decorated)
+            and not hasattr(function, "__wrapped__")
+        ):
             decorated.__init__ = at_first(function, without_axes)
         return decorated
 
@@ -74,7 +78,9 @@ def at_first(function: Callable[..., Any], decorate: Callable[..., Any]) -> Call
 
 def may_name_axes(hint: Any) -> bool:
     """Return whether an annotation holds axes, or is a string, which may."""
-    if isinstance(hint, str) or (isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray)):
+    if isinstance(hint, str) or (
+        isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray)
+    ):
         return True
     return any(map(may_name_axes, hint if isinstance(hint, list) else get_args(hint)))
 

@@ -35,7 +35,9 @@ def chromium() -> Iterator[Any]:
     """Yield Chromium; skip the test where it or Playwright is missing."""
     if CHROMIUM is None:
         pytest.skip("Chromium is missing (apt-get install chromium): pages are not drawn")
-    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is missing: pages are not drawn")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="Playwright is missing: pages are not drawn"
+    )
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield browser
@@ -51,7 +53,9 @@ def opened(browser: Any, **options: Any) -> Any:
 
 def program(name: str) -> str | None:
     """Return the path of a command of this Python, or of the system; None if there is none."""
-    return shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    return shutil.which(
+        name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    )
 
 
 @contextmanager

@@ -92,12 +92,18 @@ def small_config(kind: str, ids: dict[str, int | None]) -> PreTrainedConfig:
     """Return a tiny configuration of a model type with these special tokens; its parts are small
     too.
     """
-    return AutoConfig.for_model(kind, **_small(AutoConfig.for_model(kind), ids) | OPTIONS.get(kind, {}))
+    return AutoConfig.for_model(
+        kind, **_small(AutoConfig.for_model(kind), ids) | OPTIONS.get(kind, {})
+    )
 
 
 def _small(config: PreTrainedConfig, ids: dict[str, int | None]) -> dict[str, Any]:
     values = config.to_dict()
-    small = {name: SIZES[name] for name in values if name in SIZES and isinstance(values[name], int | None)}
+    small = {
+        name: SIZES[name]
+        for name in values
+        if name in SIZES and isinstance(values[name], int | None)
+    }
     if "kv_lora_rank" in values:  # latent attention has as many keys as queries
         small |= {name: 4 for name in ("num_key_value_heads", "head_dim") if name in values}
     for name, value in values.items():
@@ -115,11 +121,15 @@ def build(kind: str) -> PreTrainedModel:
         return _build(small_config(kind, dict.fromkeys(_IDS)))
     except NotTried:
         raise
-    except Exception:  # types that need special tokens, for instance to number positions, fail in different ways
+    except (
+        Exception
+    ):  # types that need special tokens, for instance to number positions, fail in different ways
         try:
             return _build(small_config(kind, _IDS))
         except Exception as error:
-            raise NotTried(f"{type(error).__name__}: {' '.join(str(error).split())[:160]}") from error
+            raise NotTried(
+                f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+            ) from error
 
 
 def _build(config: PreTrainedConfig) -> PreTrainedModel:

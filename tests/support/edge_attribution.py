@@ -62,7 +62,9 @@ def attribute_edges(
     shares = [number / steps for number in range(1, steps + 1)] if path else [1.0]
     gradients: dict[il.Head, list[Tensor]] = {head: [] for head in readers}
     for acts, prompts in capture_pieces(model, batch, "all"):
-        edges = [_Edges(acts, Reader(acts, head, means, places[prompts]), means) for head in readers]
+        edges = [
+            _Edges(acts, Reader(acts, head, means, places[prompts]), means) for head in readers
+        ]
         for share in shares:
             _add_gradients(view, acts, edges, path, share)
         for edge in edges:
@@ -72,7 +74,9 @@ def attribute_edges(
                 edge.change,
                 "batch part pos d, batch pos writer d -> batch part pos writer",
             )
-            total = einsum(total, at, "batch part pos writer, batch role pos -> batch part role writer")
+            total = einsum(
+                total, at, "batch part pos writer, batch role pos -> batch part role writer"
+            )
             gradients[edge.reader.head].append(total / len(shares))
     return {head: torch.cat(pieces) for head, pieces in gradients.items()}
 
@@ -87,11 +91,15 @@ class _Edges:
         rows = writers.row.clamp(min=0)
         self.x = writers.resid_pre[rows, layer].to(reader.q)  # [batch pos d_model]
         u = writers.vectors(rows.flatten(), layer)[:, :-1].unflatten(0, rows.shape)
-        self.change = u - means[:, : u.shape[2]].to(u)[acts.batch.role_indices.clamp(min=0).to(u.device)]
+        self.change = (
+            u - means[:, : u.shape[2]].to(u)[acts.batch.role_indices.clamp(min=0).to(u.device)]
+        )
         self.gradient = self.x.new_zeros(len(self.x), len(PARTS), *self.x.shape[1:])
         self.prompts = torch.arange(len(rows), device=rows.device)[:, None]
 
-    def z_from(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[list[Tensor], Float[Tensor, "batch place d_head"]]:
+    def z_from(
+        self, x: Float[Tensor, "batch pos d_model"]
+    ) -> tuple[list[Tensor], Float[Tensor, "batch place d_head"]]:
         """Return a copy of the layer's input for queries, keys and values each, and z as a function
         of these.
         """
@@ -100,7 +108,9 @@ class _Edges:
         for part, copy in zip(PARTS, copies, strict=True):
             at = reader.places if part == "q" else reader.key_positions
             projection = HeadProjection(reader.acts, reader.head, part, at)
-            value = projection.rotate(projection.project(copy[self.prompts, at.clamp(min=0)]), at)[:, :, None]
+            value = projection.rotate(projection.project(copy[self.prompts, at.clamp(min=0)]), at)[
+                :, :, None
+            ]
             scaled_parts.append(value * projection.scoring.scale if part == "q" else value)
         return copies, reader.z_from(*scaled_parts)[:, 0]
 
@@ -109,7 +119,9 @@ class _Edges:
     ) -> Float[Tensor, "batch pos head d_head"]:
         """Return all heads' z with another z of the reader at its places."""
         z, (prompt, place) = z.clone(), (self.reader.places >= 0).nonzero().unbind(1)
-        z[prompt, self.reader.places[prompt, place], self.reader.head.head] = new[prompt, place].to(z)
+        z[prompt, self.reader.places[prompt, place], self.reader.head.head] = new[prompt, place].to(
+            z
+        )
         return z
 
 
@@ -126,19 +138,31 @@ def _add_gradients(
         moves.append((view.hook(0, "hook_resid_pre"), lambda x, hook: x - moved.to(x)))
     if path == "readers":
         for copied_edge in edges:
-            built[copied_edge] = copied_edge.z_from(copied_edge.x - (1 - share) * copied_edge.change.sum(2))
+            built[copied_edge] = copied_edge.z_from(
+                copied_edge.x - (1 - share) * copied_edge.change.sum(2)
+            )
             write = lambda z, hook, edge=copied_edge: edge.replace_z(z, built[edge][1].detach())  # noqa: E731
             moves.append((view.hook(copied_edge.reader.head.layer, "attn.hook_z"), write))
 
     def keep(layer: int) -> tuple[str, Any]:
-        return view.hook(layer, "hook_resid_pre"), lambda x, hook: inputs.update({layer: x.detach()})
+        return view.hook(layer, "hook_resid_pre"), lambda x, hook: inputs.update(
+            {layer: x.detach()}
+        )
 
     with view.model.hooks(fwd_hooks=moves):  # run before the hooks of the gradients
-        gradients = log_odds_gradients(view, acts.batch, map(keep, {edge.reader.head.layer for edge in edges}))
+        gradients = log_odds_gradients(
+            view, acts.batch, map(keep, {edge.reader.head.layer for edge in edges})
+        )
     for copied_edge in edges:
         layer, places = copied_edge.reader.head.layer, copied_edge.reader.places
-        copies, z = built[copied_edge] if copied_edge in built else copied_edge.z_from(inputs[layer].to(copied_edge.x))
-        g = gradients[layer].to(z)[copied_edge.prompts, places.clamp(min=0), copied_edge.reader.head.head]
+        copies, z = (
+            built[copied_edge]
+            if copied_edge in built
+            else copied_edge.z_from(inputs[layer].to(copied_edge.x))
+        )
+        g = gradients[layer].to(z)[
+            copied_edge.prompts, places.clamp(min=0), copied_edge.reader.head.head
+        ]
         part_gradients = torch.autograd.grad(z, copies, g.masked_fill(places[..., None] < 0, 0))
         copied_edge.gradient += torch.stack(part_gradients, dim=1)
 

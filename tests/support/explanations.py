@@ -56,7 +56,11 @@ def changed(explanation: Explanation, **values: Any) -> Explanation:
         "all_heads",
         "subheads",
     )  # `target` is the one of scores
-    section_of = {section_field.name: name for name in sections for section_field in fields(getattr(explanation, name))}
+    section_of = {
+        section_field.name: name
+        for name in sections
+        for section_field in fields(getattr(explanation, name))
+    }
     top_values = {name: values[name] for name in values if name not in section_of}
     by_section: dict[str, dict[str, Any]] = defaultdict(dict)
     for name in values.keys() - top_values.keys():
@@ -91,9 +95,12 @@ def made(
     n = len(tokens or text.split())
     tokens = tuple(tokens or text.split())
     positions = tuple(3 * i + 2 for i in range(len(prompt.demonstrations)))
-    index = tuple(prompt.labels.index(demonstration.label) for demonstration in prompt.demonstrations)
+    index = tuple(
+        prompt.labels.index(demonstration.label) for demonstration in prompt.demonstrations
+    )
     increases = tuple(
-        tuple(rng.gauss(0, 0.05) + (2.0 if rng.random() < 0.02 else 0) for _ in range(heads)) for _ in range(layers)
+        tuple(rng.gauss(0, 0.05) + (2.0 if rng.random() < 0.02 else 0) for _ in range(heads))
+        for _ in range(layers)
     )
     ranked = sorted(
         (Head(layer, head) for layer in range(layers) for head in range(heads)),
@@ -162,13 +169,18 @@ def made(
             for head in ranked[:k]
         ),
         subheads=SubheadsReport(
-            tuple(SubheadReport(head, i % n, tokens[i % n], 0.5 - 0.01 * i) for i, head in enumerate(ranked[:10])),
+            tuple(
+                SubheadReport(head, i % n, tokens[i % n], 0.5 - 0.01 * i)
+                for i, head in enumerate(ranked[:10])
+            ),
             n_parts=layers * heads * n,
             n_exact=21,
             certified=True,
         ),
         ablation=AblationReport(tuple(ranked[:4]), scores(), tuple(scores() for _ in range(20))),
-        settings=Settings(k=k, by="increase", versions=(("icl-lens", "0.1.0"), ("torch", "2.13.0"))),
+        settings=Settings(
+            k=k, by="increase", versions=(("icl-lens", "0.1.0"), ("torch", "2.13.0"))
+        ),
     )
 
 
@@ -176,7 +188,9 @@ def long_prompt() -> Prompt:
     """Return a prompt of 200 words: 66 demonstrations of one-word texts, and the query."""
     rng = random.Random(0)
     words = ["river", "seven", "quiet", "nine", "brave", "eleven", "bitter", "forty"]
-    demonstrations = [Demonstration(rng.choice(words), rng.choice(["foo", "bar"])) for _ in range(66)]
+    demonstrations = [
+        Demonstration(rng.choice(words), rng.choice(["foo", "bar"])) for _ in range(66)
+    ]
     return Prompt(demonstrations, "twelve", answer="foo", labels=("bar", "foo"))
 
 
@@ -185,7 +199,9 @@ def large() -> Explanation:
     return made(long_prompt(), layers=36, heads=20, k=10, words=[f"word{i}" for i in range(10)])
 
 
-def free(text: str = "When Mary and John went to", *, target: str = "␣Mary", other: str = "␣John") -> Explanation:
+def free(
+    text: str = "When Mary and John went to", *, target: str = "␣Mary", other: str = "␣John"
+) -> Explanation:
     """An explanation of a text without demonstrations, with invented numbers: `target` against
     `other`.
     """
@@ -216,7 +232,9 @@ def free(text: str = "When Mary and John went to", *, target: str = "␣Mary", o
         label_positions=(),
         label_ranges=(),
         demonstration_labels=(),
-        settings=replace(base.settings, target=target.replace("␣", " "), against=(other.replace("␣", " "),)),
+        settings=replace(
+            base.settings, target=target.replace("␣", " "), against=(other.replace("␣", " "),)
+        ),
         scores=replace(
             base.scores,
             labels=(target, other),
@@ -233,5 +251,8 @@ def free(text: str = "When Mary and John went to", *, target: str = "␣Mary", o
         ffn_contrast=base.layers.ffn,
         positions=tuple(range(n)),
         attention=tuple(tuple(heads[0].attention for _ in row) for row in base.all_heads.increase),
-        largest=tuple(replace(part, position=part.position % n, contrast=0.125) for part in base.subheads.largest),
+        largest=tuple(
+            replace(part, position=part.position % n, contrast=0.125)
+            for part in base.subheads.largest
+        ),
     )

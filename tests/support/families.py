@@ -100,12 +100,14 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gptj": ("gptj", _GPT2_SIZES | {"rotary_dim": 4}),
     "gpt_neo": (
         "gpt_neo",
-        _sizes() | {"attention_types": [[["global", "local"], 1], [["global"], 1]], "window_size": WINDOW},
+        _sizes()
+        | {"attention_types": [[["global", "local"], 1], [["global"], 1]], "window_size": WINDOW},
     ),
     "neox": ("gpt_neox", _sizes() | {"rope_parameters": _rope(partial_rotary_factor=0.5)}),
     "neox_sequential": (
         "gpt_neox",
-        _sizes() | {"use_parallel_residual": False, "rope_parameters": _rope(partial_rotary_factor=0.25)},
+        _sizes()
+        | {"use_parallel_residual": False, "rope_parameters": _rope(partial_rotary_factor=0.25)},
     ),
     "opt": ("opt", _sizes(mlp="ffn_dim")),
     "opt_post_norm": (
@@ -136,7 +138,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3": (
         "gemma3_text",
-        _GEMMA | {"layer_types": _ALTERNATING, "sliding_window": WINDOW, "query_pre_attn_scalar": 20},
+        _GEMMA
+        | {"layer_types": _ALTERNATING, "sliding_window": WINDOW, "query_pre_attn_scalar": 20},
     ),
     "phi": ("phi", _sizes() | {"rope_parameters": _rope(partial_rotary_factor=0.5)}),
     "phi3": ("phi3", _sizes() | _GROUPED),
@@ -158,12 +161,16 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("cohere", _sizes() | _GROUPED | {"logit_scale": 0.6}),
     "stablelm": (
         "stablelm",
-        _sizes() | _GROUPED | {"use_qkv_bias": True, "rope_parameters": _rope(partial_rotary_factor=0.5)},
+        _sizes()
+        | _GROUPED
+        | {"use_qkv_bias": True, "rope_parameters": _rope(partial_rotary_factor=0.5)},
     ),
     "starcoder2": ("starcoder2", _sizes() | _GROUPED | {"use_bias": True}),
     "cohere2": (
         "cohere2",
-        _sizes() | _GROUPED | {"logit_scale": 0.9, "layer_types": _ALTERNATING, "sliding_window": WINDOW},
+        _sizes()
+        | _GROUPED
+        | {"logit_scale": 0.9, "layer_types": _ALTERNATING, "sliding_window": WINDOW},
     ),
     "smollm3": ("smollm3", _sizes() | _GROUPED | {"no_rope_layers": [1, 0, 1]}),
     "olmo3": (
@@ -195,7 +202,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite_moe": ("granitemoe", _sizes() | _GROUPED | _LOCAL_EXPERTS | _MULTIPLIERS),
     "gpt_oss": (
         "gpt_oss",
-        _sizes() | _GROUPED | _HEAD_SIZE | _LOCAL_EXPERTS | {"layer_types": _ALTERNATING, "sliding_window": WINDOW},
+        _sizes()
+        | _GROUPED
+        | _HEAD_SIZE
+        | _LOCAL_EXPERTS
+        | {"layer_types": _ALTERNATING, "sliding_window": WINDOW},
     ),
     "gemma3n": (
         "gemma3n_text",
@@ -306,7 +317,9 @@ def randomize(model: PreTrainedModel, *, seed: int) -> None:
             if name == "bias":
                 values = _BIAS_STD * noise
             elif "norm" in type(module).__name__.lower():  # Gemma's norms multiply by 1 + weight
-                values = _GAIN_STD * noise + (0.0 if type(module).__name__.startswith("Gemma") else 1.0)
+                values = _GAIN_STD * noise + (
+                    0.0 if type(module).__name__.startswith("Gemma") else 1.0
+                )
             else:
                 values = _WEIGHT_STD * noise
             with torch.no_grad():

@@ -23,7 +23,9 @@ def assert_sentence(message: str, words: str) -> None:
     assert not re.search(r"Traceback|<class |object at 0x|NoneType'|\bself\b", message), message
 
 
-def assert_refused(words: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+def assert_refused(
+    words: str, function: Callable[..., Any], *arguments: Any, **options: Any
+) -> None:
     """Assert that a call raises InputError, with one sentence that contains `words`."""
     with pytest.raises(il.InputError) as caught:
         function(*arguments, **options)
@@ -33,7 +35,9 @@ def assert_refused(words: str, function: Callable[..., Any], *arguments: Any, **
 def call(monkeypatch: pytest.MonkeyPatch, capsys: Any, *arguments: Any) -> tuple[Any, str, str]:
     """Run `icl-lens` in this process; return exit code, standard output and standard error."""
     monkeypatch.setattr(sys, "argv", ["icl-lens", *map(str, arguments)])
-    monkeypatch.setattr("icl_lens.cli.program.quiet_libraries", logging.disable_progress_bar)  # not the whole process
+    monkeypatch.setattr(
+        "icl_lens.cli.program.quiet_libraries", logging.disable_progress_bar
+    )  # not the whole process
     monkeypatch.setenv("COLUMNS", "300")
     capsys.readouterr()
     code: Any = 0

@@ -14,7 +14,7 @@ section 2.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -31,13 +31,17 @@ def _layers(hf: Any) -> Any:
 
 def _projections(hf: Any) -> list[Any]:
     """Return each layer's attention output projection."""
-    return [layer.get_submodule(reference_hf._WIRING[hf.config.model_type].out) for layer in _layers(hf)]
+    return [
+        layer.get_submodule(reference_hf._WIRING[hf.config.model_type].out) for layer in _layers(hf)
+    ]
 
 
 def _weights(hf: Any) -> list[Tensor]:
     """Return each layer's W_O [head d_head d_model]."""
     weights = [reference_hf._weight_in_out(module) for module in _projections(hf)]
-    return [weight.reshape(hf.config.num_attention_heads, -1, weight.shape[-1]) for weight in weights]
+    return [
+        weight.reshape(hf.config.num_attention_heads, -1, weight.shape[-1]) for weight in weights
+    ]
 
 
 def mean_outputs(hf: Any, prompts: Iterable[Ids]) -> Tensor:
@@ -47,17 +51,22 @@ def mean_outputs(hf: Any, prompts: Iterable[Ids]) -> Tensor:
         z: dict[int, Tensor] = {}
         with ExitStack() as stack:
             for layer, module in enumerate(_projections(hf)):
-                hook = module.register_forward_pre_hook(lambda _, x, layer=layer, z=z: z.update({layer: x[0][0, -1]}))
+                hook = module.register_forward_pre_hook(
+                    lambda _, x, layer=layer, z=z: z.update({layer: x[0][0, -1]})
+                )
                 stack.callback(hook.remove)
             _run(hf, [ids])
         outputs_of_layers = [
-            torch.einsum("hd,hdm->hm", z[i].reshape(W.shape[:2]), W) for i, W in enumerate(_weights(hf))
+            torch.einsum("hd,hdm->hm", z[i].reshape(W.shape[:2]), W)
+            for i, W in enumerate(_weights(hf))
         ]
         outputs.append(torch.stack(outputs_of_layers))
     return torch.stack(outputs).double().mean(0)
 
 
-def indirect_effects(hf: Any, prompts: Sequence[Ids], answers: Sequence[int], means: Tensor) -> Tensor:
+def indirect_effects(
+    hf: Any, prompts: Sequence[Ids], answers: Sequence[int], means: Tensor
+) -> Tensor:
     """Return how much p(answer) each head's mean output recovers on each prompt [prompt layer
     head].
 
@@ -73,18 +82,25 @@ def indirect_effects(hf: Any, prompts: Sequence[Ids], answers: Sequence[int], me
         for layers in torch.arange(n_layers).split(10):
             rows = [(int(layer), head) for layer in layers for head in range(n_heads)]
 
-            def replace(module: Any, x: Any, output: Tensor, *, layer: int, rows: list[Any] = rows) -> Tensor:
+            def replace(
+                module: Any, x: Any, output: Tensor, *, layer: int, rows: list[Any] = rows
+            ) -> Tensor:
                 output = output.clone()
                 z = x[0][:, -1].reshape(len(rows), n_heads, -1)
                 for i, (where, head) in enumerate(rows):
                     if where == layer:
                         head_output = z[i, head] @ weights[layer][head]
-                        output[i, -1] = output[i, -1] - head_output + means[layer, head].to(head_output)
+                        output[i, -1] = (
+                            output[i, -1] - head_output + means[layer, head].to(head_output)
+                        )
                 return output
 
             with ExitStack() as stack:
                 for layer, module in enumerate(_projections(hf)):
-                    hook: Callable[..., Tensor] = lambda *args, layer=layer: replace(*args, layer=layer)  # noqa: E731
+
+                    def hook(*args: Any, layer: int = layer) -> Tensor:
+                        return replace(*args, layer=layer)
+
                     stack.callback(module.register_forward_hook(hook).remove)
                 log_probs = _run(hf, [ids] * len(rows), cache)
             after = log_probs[:, answer].double().exp()
@@ -105,7 +121,9 @@ def function_vector(means: Tensor, heads: Iterable[tuple[int, int]]) -> Tensor:
     return torch.stack([means[layer, head] for layer, head in heads]).sum(0)
 
 
-def log_probs_with(hf: Any, prompts: Iterable[Ids], vector: Tensor | None = None, layer: int = 0) -> Tensor:
+def log_probs_with(
+    hf: Any, prompts: Iterable[Ids], vector: Tensor | None = None, layer: int = 0
+) -> Tensor:
     """Return log-probabilities after each prompt [prompt vocab], with a vector added after a layer
     at the last one.
     """

@@ -95,9 +95,13 @@ def tokenizer(vocabulary: str) -> PreTrainedTokenizerFast:
     if vocabulary == "bytes":
         return small_tokenizers.tokenizer_of("byte", " ".join(TEXT))
     fast = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    fast.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    fast.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     fast.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
-    fast.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    fast.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     alphabet = sorted({*"".join(TEXT).replace(" ", "▁")})
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     trainer = trainers.BpeTrainer(
@@ -108,7 +112,9 @@ def tokenizer(vocabulary: str) -> PreTrainedTokenizerFast:
     )
     fast.train_from_iterator([f" {text}" for text in TEXT for _ in range(3)], trainer)
     fast.pre_tokenizer = None
-    return PreTrainedTokenizerFast(tokenizer_object=fast, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=fast, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
 
 
 def build(name: str) -> PreTrainedModel:
@@ -117,7 +123,9 @@ def build(name: str) -> PreTrainedModel:
     """
     model_type, vocabulary, options = ARCHITECTURES[name]
     special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    config = AutoConfig.for_model(model_type, vocab_size=len(tokenizer(vocabulary)), **special, **options)
+    config = AutoConfig.for_model(
+        model_type, vocab_size=len(tokenizer(vocabulary)), **special, **options
+    )
     with torch.random.fork_rng(devices=[]):
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     families.randomize(model, seed=zlib.crc32(name.encode()))
@@ -152,7 +160,10 @@ def write(
         fast = tokenizer(vocabulary) if own_tokenizer is None else own_tokenizer
         _write_tokenizer(writer, vocabulary, fast, pre, add_space_prefix)
     kind = gguf.GGMLQuantizationType[quantization]
-    tensors = {gguf_name: _converted(name, gguf_name, weight.numpy()) for gguf_name, weight in _named(name, model)}
+    tensors = {
+        gguf_name: _converted(name, gguf_name, weight.numpy())
+        for gguf_name, weight in _named(name, model)
+    }
     if name == "llama3":
         tensors["rope_freqs.weight"] = _llama3_factors(model.config)
     change(tensors)
@@ -172,7 +183,10 @@ def write(
 def restored(name: str, path: Path) -> PreTrainedModel:
     """The tiny model with the weights that a file holds, dequantized by the gguf package."""
     model = build(name)
-    stored = {tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in gguf.GGUFReader(path).tensors}
+    stored = {
+        tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type)
+        for tensor in gguf.GGUFReader(path).tensors
+    }
     with torch.no_grad():
         for gguf_name, weight in _named(name, model):
             weight.copy_(torch.tensor(_converted(name, gguf_name, stored[gguf_name], back=True)))
@@ -219,13 +233,17 @@ def _llama3_factors(config: Any) -> np.ndarray:
     return (1 / (np.clip(1 - smooth, 0, 1) / factor + np.clip(smooth, 0, 1))).astype(np.float32)
 
 
-def _write_settings(writer: gguf.GGUFWriter, name: str, config: Any, settings: Mapping[str, Any]) -> None:
+def _write_settings(
+    writer: gguf.GGUFWriter, name: str, config: Any, settings: Mapping[str, Any]
+) -> None:
     arch, (_, _, options) = arch_of(name), ARCHITECTURES[name]
     writer.add_name("tiny")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
+    writer.add_feed_forward_length(
+        getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    )
     writer.add_head_count(config.num_attention_heads)
     if arch == "gpt2":
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
@@ -248,12 +266,19 @@ def _write_settings(writer: gguf.GGUFWriter, name: str, config: Any, settings: M
         "sliding_window": ("attention.sliding_window",),
         **{cap: (cap,) for cap in _CAPS},
     }
-    stored = {key: options[option] for option, keys in key_names.items() if option in options for key in keys}
+    stored = {
+        key: options[option]
+        for option, keys in key_names.items()
+        if option in options
+        for key in keys
+    }
     if arch == "llama":
         stored["rope.dimension_count"] = config.hidden_size // N_HEADS
     for key, value in {**stored, **settings}.items():
         key = key if key.startswith(("split.", "general.")) else f"{arch}.{key}"
-        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[
+            type(value)
+        ]
         add(key, value)
 
 
@@ -267,7 +292,8 @@ def _write_tokenizer(
     tokens = [token for token, _ in sorted(fast.get_vocab().items(), key=lambda entry: entry[1])]
     special, kind = {*fast.all_special_tokens}, gguf.TokenType
     kinds = [
-        kind.BYTE if token.startswith("<0x") else kind.CONTROL if token in special else kind.NORMAL for token in tokens
+        kind.BYTE if token.startswith("<0x") else kind.CONTROL if token in special else kind.NORMAL
+        for token in tokens
     ]
     writer.add_tokenizer_model("gpt2" if vocabulary == "bytes" else "llama")
     if pre is not None:
@@ -278,7 +304,9 @@ def _write_tokenizer(
     writer.add_token_types(kinds)
     if vocabulary == "bytes":
         merges = json.loads(fast.backend_tokenizer.to_str())["model"]["merges"]
-        writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+        writer.add_token_merges(
+            [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+        )
         writer.add_add_bos_token(False)
     else:
         writer.add_token_scores([float(-index) for index in range(len(tokens))])

@@ -64,7 +64,9 @@ def _config(hf: PreTrainedModel) -> dict[str, Any]:
         return config
     config |= {
         "attn_scale": c.query_pre_attn_scalar**0.5,
-        "attn_types": ["local" if kind == "sliding_attention" else "global" for kind in c.layer_types],
+        "attn_types": [
+            "local" if kind == "sliding_attention" else "global" for kind in c.layer_types
+        ],
         "use_local_attn": True,
         "use_normalization_before_and_after": True,
         "window_size": c.sliding_window,
@@ -98,7 +100,9 @@ def hooked(
             config["normalization_type"] += "Pre"
         cfg = HookedTransformerConfig.from_dict(config)
     else:
-        cfg = get_pretrained_model_config(str(folder), hf_cfg=hf.config.to_dict(), fold_ln=processed, device="cpu")
+        cfg = get_pretrained_model_config(
+            str(folder), hf_cfg=hf.config.to_dict(), fold_ln=processed, device="cpu"
+        )
         if kind in ASSUMES_D_MLP:
             cfg.d_mlp = getattr(hf.config, "n_inner", None) or hf.config.intermediate_size
     model = HookedTransformer(cfg, tokenizer, move_to_device=False)

@@ -22,14 +22,18 @@ class Hub:
     token hf_good may read all files.
     """
 
-    def __init__(self, content: dict[str, dict[str, dict[str, bytes]]], *, private: str, gated: str):
+    def __init__(
+        self, content: dict[str, dict[str, dict[str, bytes]]], *, private: str, gated: str
+    ):
         self.content, self.private, self.gated = content, private, gated
         self.fault: tuple[int | str, str] | None = None
         self.asked: list[str] = []
 
     def __enter__(self) -> "Hub":
         hooks: Any = {"request": [hf_request_event_hook]}
-        set_client_factory(lambda: http.Client(transport=http.MockTransport(self.answer), event_hooks=hooks))
+        set_client_factory(
+            lambda: http.Client(transport=http.MockTransport(self.answer), event_hooks=hooks)
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -53,22 +57,34 @@ class Hub:
             raise getattr(http, fault)("the cause", request=request)
         if token not in ("", "hf_good"):
             return refused(401, "", "Invalid credentials in Authorization header")
-        parts = re.fullmatch(r"/(api/)?(?:models/|datasets/)?(.+?)(?:/(?:revision|resolve)/([^/]+)(?:/(.+))?)?", path)
+        parts = re.fullmatch(
+            r"/(api/)?(?:models/|datasets/)?(.+?)(?:/(?:revision|resolve)/([^/]+)(?:/(.+))?)?", path
+        )
         assert parts is not None
         api, name, wanted, file = parts.groups()
         revisions = self.content.get(name)
         if revisions is None or (name == self.private and not token):
-            return refused(404, "RepoNotFound", "") if token else refused(401, "", "Invalid username or password.")
+            return (
+                refused(404, "RepoNotFound", "")
+                if token
+                else refused(401, "", "Invalid username or password.")
+            )
         commits = {self.commit(name, revision): revision for revision in revisions}
         commit = next(
-            (commit_id for commit_id, revision in commits.items() if (wanted or "main") in (commit_id, revision)),
+            (
+                commit_id
+                for commit_id, revision in commits.items()
+                if (wanted or "main") in (commit_id, revision)
+            ),
             None,
         )
         if commit is None:
             return refused(404, "RevisionNotFound", f"Invalid rev id: {wanted}")
         files = revisions[commits[commit]]
         if api:
-            return http.Response(200, json={"id": name, "sha": commit, "siblings": [{"rfilename": f} for f in files]})
+            return http.Response(
+                200, json={"id": name, "sha": commit, "siblings": [{"rfilename": f} for f in files]}
+            )
         if name == self.gated and not token:
             return refused(401, "GatedRepo", f"Access to model {name} is restricted.")
         if file not in files:
@@ -77,7 +93,9 @@ class Hub:
         headers["Content-Length"] = str(len(files[file]))
         if request.method == "HEAD":
             return http.Response(200, headers=headers)
-        return http.Response(200, headers=headers, stream=Cut() if fault else http.ByteStream(files[file]))
+        return http.Response(
+            200, headers=headers, stream=Cut() if fault else http.ByteStream(files[file])
+        )
 
 
 class Cut(http.SyncByteStream):

@@ -98,7 +98,11 @@ def undisturbed(main, arguments, out):
 
 def contents(out):
     """Return {path: bytes} of every file under a folder, except locks."""
-    return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if _kept(path)}
+    return {
+        str(path.relative_to(out)): path.read_bytes()
+        for path in sorted(out.rglob("*"))
+        if _kept(path)
+    }
 
 
 def restore(files, out):
@@ -117,7 +121,9 @@ def stamps(out, pattern):
     """Return {name: (time of writing, inode)} of each file: a file that is written again gets
     others.
     """
-    whole = (path for path in out.rglob(pattern) if not path.name.startswith("."))  # hidden files are half-written
+    whole = (
+        path for path in out.rglob(pattern) if not path.name.startswith(".")
+    )  # hidden files are half-written
     return {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in whole}
 
 
@@ -127,7 +133,10 @@ def _kept(path):
 
 def of_kind(chunks, kind):
     """Return {(rank, process id): chunks of one kind}."""
-    return {key: [name for name in names if name.startswith(f"{kind}-")] for key, names in chunks.items()}
+    return {
+        key: [name for name in names if name.startswith(f"{kind}-")]
+        for key, names in chunks.items()
+    }
 
 
 def assert_shared(chunks, numbers, kind="part"):
@@ -149,7 +158,9 @@ def same_numbers(out, expected):
     assert written.keys() == expected.keys()
     for name in written:
         if name.endswith(".parquet"):
-            ours, theirs = (pd.read_parquet(io.BytesIO(data)) for data in (written[name], expected[name]))
+            ours, theirs = (
+                pd.read_parquet(io.BytesIO(data)) for data in (written[name], expected[name])
+            )
             pd.testing.assert_frame_equal(ours, theirs, check_exact=False, rtol=0, atol=tolerance())
 
 
@@ -167,16 +178,24 @@ def launched(launch, arguments, log, **environment):
         filled = {"PORT": port, "NODE": node}
         words, variables = ([], launch) if isinstance(launch, dict) else (launch, {})
         command = [sys.executable, *[filled.get(word, word) for word in words], "-m", "logged"]
-        process_environment = environment | {name: filled.get(value, value) for name, value in variables.items()}
+        process_environment = environment | {
+            name: filled.get(value, value) for name, value in variables.items()
+        }
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        nodes.append(subprocess.Popen([*command, *map(str, arguments)], env=process_environment, **pipes))
+        nodes.append(
+            subprocess.Popen([*command, *map(str, arguments)], env=process_environment, **pipes)
+        )
     try:
         texts = [node.communicate(timeout=400) for node in nodes]
     finally:
         for node in nodes:
             node.kill()
     ran = [
-        subprocess.CompletedProcess(node.args, node.returncode, *text) for node, text in zip(nodes, texts, strict=True)
+        subprocess.CompletedProcess(node.args, node.returncode, *text)
+        for node, text in zip(nodes, texts, strict=True)
     ]
-    chunks = {tuple(map(int, path.name.split("-"))): path.read_text().splitlines() for path in log.iterdir()}
+    chunks = {
+        tuple(map(int, path.name.split("-"))): path.read_text().splitlines()
+        for path in log.iterdir()
+    }
     return ran, chunks

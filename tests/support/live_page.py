@@ -42,7 +42,9 @@ document.documentElement.dataset.ready = "true";
 
 def page_source(traits, theme=None):
     """Return a page that draws the traits of a widget."""
-    js, values = (json.dumps(source_value).replace("</", "<\\/") for source_value in (LiveView._esm, traits))
+    js, values = (
+        json.dumps(source_value).replace("</", "<\\/") for source_value in (LiveView._esm, traits)
+    )
     attributes = "" if theme is None else f'data-theme="{theme}"'
     return PAGE.format(attributes=attributes, css=LiveView._css, js=js, traits=values)
 
@@ -83,4 +85,6 @@ class LivePage:
         self.pump()
         assert self.view.wait(timeout)
         self.pump()
-        assert self.page.locator(".icl-live").get_attribute("aria-busy") == "false", self.view._status
+        assert self.page.locator(".icl-live").get_attribute("aria-busy") == "false", (
+            self.view._status
+        )

@@ -38,4 +38,6 @@ class Page(HTMLParser):
             self.scripts[-1] += data
 
     def all(self, tag, **attrs):
-        return [a for t, a in self.elements if t == tag and all(a.get(k) == v for k, v in attrs.items())]
+        return [
+            a for t, a in self.elements if t == tag and all(a.get(k) == v for k, v in attrs.items())
+        ]

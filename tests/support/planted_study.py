@@ -27,5 +27,7 @@ def planted_study(kind: Kind, folder: Path, n: int = 40, seed: int = 0) -> commo
         "--heads",
         str(n_heads),
     ]
-    study = common.Study.from_command_line("planted", "", [*options, "--out", str(folder / "results")])
+    study = common.Study.from_command_line(
+        "planted", "", [*options, "--out", str(folder / "results")]
+    )
     return study.with_model(il.load_model(str(planted.folder), device="cpu"))

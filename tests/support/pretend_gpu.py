@@ -58,7 +58,9 @@ class PretendGpu(TorchFunctionMode):
         if name == "__set__" and owner == "data":
             return func(*args, **kwargs)
         if name in CONVERTED and on_gpu:
-            raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first")
+            raise TypeError(
+                "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first"
+            )
         if name in ("cpu", "cuda"):
             x = fresh(args[0])
             return marked(x) if name == "cuda" else x
@@ -105,9 +107,13 @@ class PretendGpu(TorchFunctionMode):
         if name in INDEXES and is_marked(args[0]):
             value = args[2] if name != "__getitem__" and len(args) > 2 else None
             by_tensor = any(isinstance(x, Tensor) for x in tree_flatten(args[1])[0])
-            if not (isinstance(value, Tensor) and value.dim() > 0 and not is_marked(value) and by_tensor):
+            if not (
+                isinstance(value, Tensor) and value.dim() > 0 and not is_marked(value) and by_tensor
+            ):
                 return
-        raise RuntimeError(f"Expected all tensors to be on the same device, but {name} got cuda:0 and cpu")
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but {name} got cuda:0 and cpu"
+        )
 
 
 @contextmanager

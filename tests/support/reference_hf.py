@@ -52,7 +52,9 @@ _PATHS = {
     "phi": "model.layers model.final_layernorm self_attn.v_proj values self_attn.dense mlp.fc2",
     "phi3": "model.layers model.norm self_attn.qkv_proj last self_attn.o_proj mlp.down_proj",
     "starcoder2": "model.layers model.norm self_attn.v_proj values self_attn.o_proj mlp.c_proj",
-    **dict.fromkeys(["llama", "mistral", "qwen2", "qwen3", "gemma", "granite", "cohere", "stablelm"], _LLAMA),
+    **dict.fromkeys(
+        ["llama", "mistral", "qwen2", "qwen3", "gemma", "granite", "cohere", "stablelm"], _LLAMA
+    ),
     **dict.fromkeys(
         [
             "cohere2",
@@ -112,7 +114,9 @@ class _Norm:
         kind = type(module).__name__
         self.centered = "LayerNorm" in kind
         self.eps = _setting(module, "eps", "variance_epsilon")
-        self.gain = module.weight.detach() + (1.0 if kind.startswith("Gemma") or kind.endswith("1P") else 0.0)
+        self.gain = module.weight.detach() + (
+            1.0 if kind.startswith("Gemma") or kind.endswith("1P") else 0.0
+        )
         bias = getattr(module, "bias", None)
         self.bias = torch.zeros_like(self.gain) if bias is None else bias.detach()
 
@@ -141,7 +145,9 @@ def _split_values(output: Tensor, layout: str, n_kv: int, d_head: int) -> Tensor
     n_pos = output.shape[0]
     if layout == "grouped":  # for each group: its queries, its key, its value
         return output.reshape(n_pos, n_kv, -1, d_head)[:, :, -1]
-    if layout == "pieces":  # CodeGen: four pieces, each with queries, values and keys of a quarter of the heads
+    if (
+        layout == "pieces"
+    ):  # CodeGen: four pieces, each with queries, values and keys of a quarter of the heads
         return output.reshape(n_pos, 4, 3, -1)[:, :, 1].reshape(n_pos, n_kv, d_head)
     return output[:, -n_kv * d_head :].reshape(n_pos, n_kv, d_head)
 
@@ -165,10 +171,14 @@ def capture(hf_model: PreTrainedModel, token_ids: Tensor) -> SimpleNamespace:
     config = hf_model.config
     wiring = _WIRING[config.model_type]
     if config.model_type == "opt" and not config.do_layer_norm_before:
-        raise ValueError("post-norm OPT (do_layer_norm_before=False) normalizes the residual stream itself")
+        raise ValueError(
+            "post-norm OPT (do_layer_norm_before=False) normalizes the residual stream itself"
+        )
     layers = _layers(hf_model)
     n_heads = _setting(config, "num_attention_heads", "num_heads", "n_head")
-    seen: dict[str, list[Tensor]] = {name: [] for name in ("x", "v", "z", "attn_raw", "m", "ffn_raw", "final")}
+    seen: dict[str, list[Tensor]] = {
+        name: [] for name in ("x", "v", "z", "attn_raw", "m", "ffn_raw", "final")
+    }
 
     # Everything is copied immediately: some families add to these tensors in place afterwards.
     def keep_input(name: str):
@@ -180,13 +190,17 @@ def capture(hf_model: PreTrainedModel, token_ids: Tensor) -> SimpleNamespace:
 
     def keep_output(name: str):
         def hook(module: nn.Module, args: tuple, output: Any) -> None:
-            output = output[0] if isinstance(output, tuple) else output  # mixtures of experts: and the router's scores
+            output = (
+                output[0] if isinstance(output, tuple) else output
+            )  # mixtures of experts: and the router's scores
             seen[name].append(output.detach().clone().reshape(len(token_ids), -1))
 
         return hook
 
     handles = [
-        hf_model.get_submodule(wiring.final_norm).register_forward_pre_hook(keep_input("final"), with_kwargs=True)
+        hf_model.get_submodule(wiring.final_norm).register_forward_pre_hook(
+            keep_input("final"), with_kwargs=True
+        )
     ]
     for layer in layers:
         out, down = layer.get_submodule(wiring.out), layer.get_submodule(wiring.down)
@@ -232,7 +246,9 @@ class _Readout:
         self.norm = _Norm(hf_model.get_submodule(_WIRING[config.model_type].final_norm))
         self.W_U = _weight_in_out(unembed)
         self.b_U = _bias(unembed, self.W_U[0])
-        self.multiplier = _setting(config, "logit_scale", default=1.0) / _setting(config, "logits_scaling", default=1.0)
+        self.multiplier = _setting(config, "logit_scale", default=1.0) / _setting(
+            config, "logits_scaling", default=1.0
+        )
         self.soft_cap = _setting(config, "final_logit_softcapping")
         self.frozen_scale = self.norm.scale(final)
 
@@ -247,7 +263,9 @@ class _Readout:
             logits = self.soft_cap * torch.tanh(logits / self.soft_cap)
         return logits
 
-    def score(self, y: Tensor, target: int, against: Sequence[int], final_norm: FinalNorm, bias: bool) -> Tensor:
+    def score(
+        self, y: Tensor, target: int, against: Sequence[int], final_norm: FinalNorm, bias: bool
+    ) -> Tensor:
         """log p(target), or log p(target) − log Σ p(against), by softmax over the whole
         vocabulary.
         """
@@ -294,7 +312,9 @@ class Reference:
             if post_norm is None:
                 return factor
             norm = _Norm(layers[layer].get_submodule(post_norm))
-            assert not norm.centered  # all post-norms met so far are RMSNorms, hence linear once their scale is fixed
+            assert (
+                not norm.centered
+            )  # all post-norms met so far are RMSNorms, hence linear once their scale is fixed
             return factor * norm.scale(raw) * norm.gain
 
         heads, label_values, attn_factors, ffn_factors, biases, self._down = [], [], [], [], [], []
@@ -303,8 +323,12 @@ class Reference:
             attn_factors.append(to_stream(wiring.attn_post_norm, layer, seen.attn_raw[layer, -1]))
             ffn_factors.append(to_stream(wiring.ffn_post_norm, layer, seen.ffn_raw[layer, -1]))
             W_O = _weight_in_out(out).reshape(n_heads, d_head, -1) * attn_factors[layer]
-            heads.append(torch.stack([seen.z[layer, -1, head] @ W_O[head] for head in range(n_heads)]))
-            label_values.append(torch.stack([values[layer, :, head] @ W_O[head] for head in range(n_heads)]))
+            heads.append(
+                torch.stack([seen.z[layer, -1, head] @ W_O[head] for head in range(n_heads)])
+            )
+            label_values.append(
+                torch.stack([values[layer, :, head] @ W_O[head] for head in range(n_heads)])
+            )
             biases.append((_bias(out, self.final), _bias(down, self.final)))
             if hasattr(down, "weight"):
                 self._down.append((seen.m[layer, -1], _weight_in_out(down), ffn_factors[layer]))
@@ -354,12 +378,17 @@ class Reference:
         for layer in range(len(self.x)):
             base = self.ffn_input[layer] if part in ("ffn", "neurons") else self.x[layer]
             added = outputs[part](layer)
-            before, after = (self.readout.score(y, target, against, final_norm, bias) for y in (base, base + added))
+            before, after = (
+                self.readout.score(y, target, against, final_norm, bias)
+                for y in (base, base + added)
+            )
             increases.append(after - before)
         return torch.stack(increases)
 
 
-def reference(hf_model: PreTrainedModel, token_ids: Tensor, target: int, against: Sequence[int] = ()) -> Any:
+def reference(
+    hf_model: PreTrainedModel, token_ids: Tensor, target: int, against: Sequence[int] = ()
+) -> Any:
     """A `Reference` that has every part's increase (or contrast) as an attribute: `attn`, `ffn`,
     `heads`, …
     """

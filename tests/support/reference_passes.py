@@ -143,7 +143,11 @@ class _Watch(TorchFunctionMode):
             arguments = dict(zip(names, args, strict=False)) | kwargs
             x, eps = arguments["input"], arguments.get("eps", 1e-5)
             centered = x - x.mean(-1, keepdim=True)
-            scale = (centered.pow(2).mean(-1, keepdim=True) + eps).rsqrt() if fixed is None else fixed[len(scales)]
+            scale = (
+                (centered.pow(2).mean(-1, keepdim=True) + eps).rsqrt()
+                if fixed is None
+                else fixed[len(scales)]
+            )
             scales.append(scale)
             y = centered * scale
             y = y if arguments.get("weight") is None else y * arguments["weight"]
@@ -186,9 +190,13 @@ class _Watch(TorchFunctionMode):
 
     def _softmax(self, func: Any, args: Any, kwargs: Any) -> Tensor:
         logits, n, shift = args[0], args[0].shape[-2], 0.0
-        if self.sinks is not None:  # sinks have no key; models subtract a row's maximum, which sinks tell
+        if (
+            self.sinks is not None
+        ):  # sinks have no key; models subtract a row's maximum, which sinks tell
             shift = logits[..., n:] - self.sinks.reshape(1, -1, 1, 1)
-        scores = self.edited("scores", (logits[..., :n] - shift).reshape(-1, n, n)).reshape(*logits.shape[:-1], n)
+        scores = self.edited("scores", (logits[..., :n] - shift).reshape(-1, n, n)).reshape(
+            *logits.shape[:-1], n
+        )
         logits = torch.cat([scores + shift, logits[..., n:]], dim=-1)
         self.stage = "mix"
         return func(logits, *args[1:], **kwargs)
@@ -201,7 +209,9 @@ class _Watch(TorchFunctionMode):
         v = self.edited("v", v.repeat_interleave(len(pattern) // len(v), dim=0))
 
         def multiply(v: Tensor) -> Tensor:
-            return func(pattern.reshape(first.shape), v.reshape(*first.shape[:-2], n, v.shape[-1]), **kwargs)
+            return func(
+                pattern.reshape(first.shape), v.reshape(*first.shape[:-2], n, v.shape[-1]), **kwargs
+            )
 
         assert self.layer is not None
         out, donor_values = multiply(v), self.edit("last v", self.layer, v)
@@ -235,7 +245,9 @@ def run(
     edit = edit or (lambda what, layer, value: None)
     seen = Pass()
     watch = _Watch(seen, edit, frozen or {})
-    n_heads = reference_hf._setting(hf.config, "num_attention_heads", "num_heads", "n_head", "n_heads")
+    n_heads = reference_hf._setting(
+        hf.config, "num_attention_heads", "num_heads", "n_head", "n_heads"
+    )
 
     def layer_starts(layer: int, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         x = args[0] if args else kwargs["hidden_states"]
@@ -301,7 +313,9 @@ def run(
                         lambda m, a, k, layer=layer: attention_starts(layer, a, k), with_kwargs=True
                     ),
                     attention.register_forward_hook(lambda m, a, o: watch.leave_attention()),
-                    block.get_submodule(out).register_forward_pre_hook(lambda m, a, layer=layer: out_starts(layer, a)),
+                    block.get_submodule(out).register_forward_pre_hook(
+                        lambda m, a, layer=layer: out_starts(layer, a)
+                    ),
                     block.get_submodule(wiring.attn_post_norm or out).register_forward_hook(
                         lambda m, a, o, layer=layer: output_ends("attn_out", layer, o)
                     ),
@@ -311,7 +325,11 @@ def run(
                 ]
                 if hf.config.model_type not in MIXTURE_TYPES:
                     down = block.get_submodule(wiring.down)
-                    hooks.append(down.register_forward_pre_hook(lambda m, a, layer=layer: down_starts(layer, a)))
+                    hooks.append(
+                        down.register_forward_pre_hook(
+                            lambda m, a, layer=layer: down_starts(layer, a)
+                        )
+                    )
             for hook in hooks:
                 stack.callback(hook.remove)
         with torch.enable_grad() if grad else torch.no_grad():
@@ -342,7 +360,9 @@ def learned_positions(hf: Any, n: int) -> Tensor | None:
     """Return the position embeddings [pos d_model] in the first layer's input, None if there are
     none.
     """
-    modules = [m for name, m in hf.named_modules() if name.rpartition(".")[2] in ("wpe", "embed_positions")]
+    modules = [
+        m for name, m in hf.named_modules() if name.rpartition(".")[2] in ("wpe", "embed_positions")
+    ]
     if not modules:
         return None
     offset = getattr(modules[0], "offset", 0)  # OPT's table begins with two rows for padding
@@ -359,7 +379,9 @@ def _no_bias_by_distance(hf: Any) -> Iterator[None]:
             module.build_alibi_tensor = lambda *args, **kwargs: 0 * build(*args, **kwargs)
             stack.callback(setattr, module, "build_alibi_tensor", build)
         if builder is not None:
-            hf.transformer.build_mpt_alibi_tensor = lambda *args, **kwargs: 0 * builder(*args, **kwargs)
+            hf.transformer.build_mpt_alibi_tensor = lambda *args, **kwargs: (
+                0 * builder(*args, **kwargs)
+            )
             stack.callback(delattr, hf.transformer, "build_mpt_alibi_tensor")
         yield
 
@@ -443,4 +465,6 @@ def saliency_of(hf: Any, ids: Tensor, labels: list[int] | slice, target: int) ->
     """Return |pattern · ∂loss/∂pattern| [layer query key], summed over heads; the loss is that
     among labels.
     """
-    return times_slopes(hf, ids, "pattern", lambda x: x[labels].logsumexp(0) - x[target]).abs().sum(1)
+    return (
+        times_slopes(hf, ids, "pattern", lambda x: x[labels].logsumexp(0) - x[target]).abs().sum(1)
+    )

@@ -15,18 +15,28 @@ def same(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, torch.Tensor):
         return _same_tensors(ours, theirs)
     if isinstance(ours, (tuple, list)):
-        return isinstance(theirs, (tuple, list)) and len(ours) == len(theirs) and all(map(same, ours, theirs))
+        return (
+            isinstance(theirs, (tuple, list))
+            and len(ours) == len(theirs)
+            and all(map(same, ours, theirs))
+        )
     if type(ours) is not type(theirs):
         return False
     if isinstance(ours, np.ndarray):
-        return ours.dtype == theirs.dtype and np.array_equal(ours, theirs, equal_nan=ours.dtype.kind == "f")
+        return ours.dtype == theirs.dtype and np.array_equal(
+            ours, theirs, equal_nan=ours.dtype.kind == "f"
+        )
     if isinstance(ours, pd.DataFrame):
         pd.testing.assert_frame_equal(ours, theirs, check_exact=True)
         return True
     if is_dataclass(ours):
-        return all(same(getattr(ours, field.name), getattr(theirs, field.name)) for field in fields(ours))
+        return all(
+            same(getattr(ours, field.name), getattr(theirs, field.name)) for field in fields(ours)
+        )
     if isinstance(ours, dict):
-        return list(ours) == list(theirs) and all(same(value, theirs[name]) for name, value in ours.items())
+        return list(ours) == list(theirs) and all(
+            same(value, theirs[name]) for name, value in ours.items()
+        )
     return ours == theirs or ours != ours
 
 

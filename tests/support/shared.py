@@ -62,9 +62,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         values = getattr(item, "callspec", None)
         if values is None:
             continue
-        used = {value for value in values.params.values() if isinstance(value, str)} & families.CONFIGS.keys()
+        used = {
+            value for value in values.params.values() if isinstance(value, str)
+        } & families.CONFIGS.keys()
         quick = FEW_FAMILIES.get(item.path.stem, QUICK_FAMILIES)
-        quick = families.CONFIGS.keys() - families.SLOW if item.path.stem in ON_ALL_FAMILIES else quick
+        quick = (
+            families.CONFIGS.keys() - families.SLOW if item.path.stem in ON_ALL_FAMILIES else quick
+        )
         if used and not used & quick:
             item.add_marker(pytest.mark.slow)
 
@@ -90,7 +94,9 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(autouse=True)
-def empty_checks_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def empty_checks_folder(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Let commands find no checks of other tests or of the user's."""
     folder = tmp_path_factory.mktemp("checks")
     monkeypatch.setattr("icl_lens.cli.stored_checks.checks_folder", lambda: folder)
@@ -182,7 +188,9 @@ def load_tiny(family_folder: Callable[[str], Path]) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def family_run(load_tiny: Callable[..., Any], family_folder: Callable[[str], Path]) -> Callable[[str], SimpleNamespace]:
+def family_run(
+    load_tiny: Callable[..., Any], family_folder: Callable[[str], Path]
+) -> Callable[[str], SimpleNamespace]:
     """Return a function from a family to its model, batch of `PROMPTS`, activations and float64
     Hugging Face model.
     """
@@ -192,7 +200,9 @@ def family_run(load_tiny: Callable[..., Any], family_folder: Callable[[str], Pat
         model = load_tiny(name)
         batch = il.tokenize(model, PROMPTS, prepend_bos=False)
         hf = AutoModelForCausalLM.from_pretrained(family_folder(name), **families.EAGER)
-        return SimpleNamespace(model=model, batch=batch, acts=il.capture(model, batch), hf=hf.double().eval())
+        return SimpleNamespace(
+            model=model, batch=batch, acts=il.capture(model, batch), hf=hf.double().eval()
+        )
 
     return run
 
@@ -225,20 +235,30 @@ def ragged(model: Any) -> il.PromptBatch:
 def hf_twin(family_folder: Callable[[str], Path], name: str) -> Any:
     """Return a family's tiny model as transformers loads it, in float64."""
     folder = family_folder(name)
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **families.EAGER).eval()
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, **families.EAGER
+    ).eval()
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama_gqa"])
-def ioi_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+def ioi_pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Any]:
     """(TransformerLens model, Hugging Face twin) with a tokenizer that knows the words of `IOI`."""
-    tokenizer = tokenizer_of("byte" if request.param == "gpt2" else "metaspace", IOI.replace(",", ""))
+    tokenizer = tokenizer_of(
+        "byte" if request.param == "gpt2" else "metaspace", IOI.replace(",", "")
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(families, "VOCAB_SIZE", len(tokenizer))
         folder = tmp_path_factory.mktemp(request.param)
         families.build(request.param).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    model = il.load_model(str(folder), device="cpu", tokenizer=PreTrainedTokenizerFast.from_pretrained(folder))
-    return model, AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").double().eval()
+    model = il.load_model(
+        str(folder), device="cpu", tokenizer=PreTrainedTokenizerFast.from_pretrained(folder)
+    )
+    return model, AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager"
+    ).double().eval()
 
 
 @pytest.fixture(scope="module")

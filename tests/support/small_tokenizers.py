@@ -17,7 +17,9 @@ def tokenizer_of(kind: str, words: str = WORDS) -> PreTrainedTokenizerFast:
     # A word follows itself only, so that no merge spans two different words.
     corpus = [form for word in words.split() for form in [word, f"{word} {word}"] * 10]
     if kind == "word":
-        raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["<unk>", *words.split()])}, "<unk>"))
+        raw = Tokenizer(
+            models.WordLevel({word: i for i, word in enumerate(["<unk>", *words.split()])}, "<unk>")
+        )
         raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         return PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
     if kind.startswith("byte"):  # as GPT-2's
@@ -32,7 +34,9 @@ def tokenizer_of(kind: str, words: str = WORDS) -> PreTrainedTokenizerFast:
         # and </s> at the end, which no prompt may keep.
         raw = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
         raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-        raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+        raw.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        )
         special, alphabet = (
             ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))],
             [],
@@ -49,7 +53,9 @@ def tokenizer_of(kind: str, words: str = WORDS) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, **names)
 
 
-def model_of(tokenizer: str | PreTrainedTokenizerFast | None, n_ctx: int = 1024, **cfg: int | str) -> SimpleNamespace:
+def model_of(
+    tokenizer: str | PreTrainedTokenizerFast | None, n_ctx: int = 1024, **cfg: int | str
+) -> SimpleNamespace:
     """Return what `tokenize` needs of a model: a tokenizer (given, or one of `KINDS`) and a
     configuration.
     """

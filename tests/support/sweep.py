@@ -26,7 +26,8 @@ from icl_lens.activations.passes import last_log_probs
 SHORT = il.Prompt.parse("happy : bar sad : bar three : foo nine :", answer="foo")
 MIDDLE = il.Prompt.parse("cat : foo the red : bar a blue :", answer="bar")
 LONG = il.Prompt.parse(
-    "two : foo love : bar like : bar eight : foo hate : bar nine : foo three : foo sad : bar one :", answer="foo"
+    "two : foo love : bar like : bar eight : foo hate : bar nine : foo three : foo sad : bar one :",
+    answer="foo",
 )
 PROMPTS = [SHORT, MIDDLE, LONG]
 """Ragged: 11, 10 and 26 tokens, most of them longer than a window, one longer than a tiny
@@ -36,7 +37,8 @@ OTHERS = [
     il.Prompt.parse("good : foo bad : foo love : bar like :", answer="foo"),
     il.Prompt.parse("red : bar the dog : foo a cat :", answer="bar"),
     il.Prompt.parse(
-        "one : foo hate : foo like : bar two : foo cat : bar dog : bar nine : foo sad : bar three :", answer="bar"
+        "one : foo hate : foo like : bar two : foo cat : bar dog : bar nine : foo sad : bar three :",
+        answer="bar",
     ),
 ]
 """Each has as many tokens as the prompt of `PROMPTS` with the same index."""
@@ -85,15 +87,21 @@ class Case:
         """The prompts of `other` with one token more before the first text."""
         demonstration_lists = [prompt.demonstrations for prompt in self.others]
         longer = [
-            (il.Demonstration(f"the {demonstrations[0].text}", demonstrations[0].label), *demonstrations[1:])
+            (
+                il.Demonstration(f"the {demonstrations[0].text}", demonstrations[0].label),
+                *demonstrations[1:],
+            )
             for demonstrations in demonstration_lists
         ]
         pairs = zip(self.others, longer, strict=True)
         return tokenized(
-            self.model, [replace(prompt, demonstrations=demonstrations) for prompt, demonstrations in pairs]
+            self.model,
+            [replace(prompt, demonstrations=demonstrations) for prompt, demonstrations in pairs],
         )
 
-    def source(self, *, activation: str, positions: str = "all", align: str = "positions") -> il.PromptBatch:
+    def source(
+        self, *, activation: str, positions: str = "all", align: str = "positions"
+    ) -> il.PromptBatch:
         """Return what to patch from: prompts of another length wherever places need not be the
         same.
         """
@@ -146,7 +154,9 @@ class Case:
         """Pairs of a query and a key to block, the same for a prompt alone and in a batch."""
         n = self.batch.tokens.shape[1]
         query, key = torch.arange(n)[:, None], torch.arange(n)
-        return (((2 * query + 3 * key) % 5 == 0) & (key > 0)).expand(len(self.batch), -1, -1).clone()
+        return (
+            (((2 * query + 3 * key) % 5 == 0) & (key > 0)).expand(len(self.batch), -1, -1).clone()
+        )
 
     @cached_property
     def vectors(self) -> Tensor:
@@ -159,21 +169,44 @@ class Case:
         """Edits of every kind, together and at the last position only, and at all positions."""
         fixes = il.debias_edits(self.batch, self.heads, **STRENGTHS)
         ablated = il.Ablate(self.heads[:1], positions="last")
-        further_edits = [il.Ablate(self.heads[:1]), il.RemovePosition(self.heads), il.AddVector(self.vectors, 1)]
-        return [[], fixes, [*fixes, ablated], [ablated, il.AddVector(self.vectors, 0)], further_edits]
+        further_edits = [
+            il.Ablate(self.heads[:1]),
+            il.RemovePosition(self.heads),
+            il.AddVector(self.vectors, 1),
+        ]
+        return [
+            [],
+            fixes,
+            [*fixes, ablated],
+            [ablated, il.AddVector(self.vectors, 0)],
+            further_edits,
+        ]
 
     @cached_property
     def edge_sets(self) -> list[list[il.Edge]]:
         parts = [("q", "last"), ("k", "label"), ("v", "text")]
-        edges = [il.Edge(self.reader, part, writer, role) for part, role in parts for writer in self.writers]
-        between, readings = self.heads[1], [("v", "text", "label"), ("q", "query", "query"), ("k", "label", "last")]
+        edges = [
+            il.Edge(self.reader, part, writer, role)
+            for part, role in parts
+            for writer in self.writers
+        ]
+        between, readings = (
+            self.heads[1],
+            [("v", "text", "label"), ("q", "query", "query"), ("k", "label", "last")],
+        )
         early = [
             il.Edge(between, part, writer, role, at)
             for part, role, at in readings
             for writer in self.writers_before(between)
         ]
-        through = [il.Edge(self.reader, part, chain, role) for part, role in parts[:2] for chain in self.chains(part)]
-        chained = [[*through[kind::3], edges[0]] for kind in range(3)]  # all of these pass through one head
+        through = [
+            il.Edge(self.reader, part, chain, role)
+            for part, role in parts[:2]
+            for chain in self.chains(part)
+        ]
+        chained = [
+            [*through[kind::3], edges[0]] for kind in range(3)
+        ]  # all of these pass through one head
         return [[], edges[:1], edges, early, [*early, *edges], *chained]
 
     @property
@@ -212,26 +245,53 @@ def _loaded(case: Case) -> Any:
 
 
 def _cached(case: Case) -> il.Activations:
-    _, cache = case.model.run_with_cache(case.batch.tokens, attention_mask=case.batch.attention_mask)
+    _, cache = case.model.run_with_cache(
+        case.batch.tokens, attention_mask=case.batch.attention_mask
+    )
     return il.Activations.from_cache(case.model, cache, case.batch)
 
 
 def _recorded(acts: il.Activations) -> dict[str, Tensor]:
     """Return what is recorded for each prompt."""
-    names = ("resid_pre", "attn_out", "mlp_out", "resid_final", "pattern", "z", "q", "label_resid_pre")
+    names = (
+        "resid_pre",
+        "attn_out",
+        "mlp_out",
+        "resid_final",
+        "pattern",
+        "z",
+        "q",
+        "label_resid_pre",
+    )
     return {name: getattr(acts, name) for name in names} | {"labels": acts.label_log_probs}
 
 
 def _explained(case: Case) -> Any:
     """Explain one prompt after the other, with all heads."""
-    options = {"k": 3, "n_ablated": 2, "n_random": 1, "labels": ("foo", "bar"), "prepend_bos": False}
-    return [sorted_by_head(il.explain(case.model, prompt, **options)) for prompt in case.prompts[-2:]]
+    options = {
+        "k": 3,
+        "n_ablated": 2,
+        "n_random": 1,
+        "labels": ("foo", "bar"),
+        "prepend_bos": False,
+    }
+    return [
+        sorted_by_head(il.explain(case.model, prompt, **options)) for prompt in case.prompts[-2:]
+    ]
 
 
 def sorted_by_head(explanation: Any) -> Any:
     reports = sorted(explanation.heads, key=lambda report: report.head)
     numbers = [
-        (r.attention, r.position_increases, r.position_contrasts, r.ablated, r.similarity, r.increase) for r in reports
+        (
+            r.attention,
+            r.position_increases,
+            r.position_contrasts,
+            r.ablated,
+            r.similarity,
+            r.increase,
+        )
+        for r in reports
     ]
     return [
         explanation.scores.log_probs,
@@ -251,10 +311,16 @@ def _edges(case: Case) -> dict[str, Tensor]:
     effects_by_name = {}
     for part, at, reader_at in READINGS:
         head = case.reader if reader_at == "last" else case.heads[1]
-        options = {"writers": case.writers_to(head, part), "at": at, "reader_at": reader_at, "against": case.against}
+        options = {
+            "writers": case.writers_to(head, part),
+            "at": at,
+            "reader_at": reader_at,
+            "against": case.against,
+        }
         effects = il.head_to_head_effects(case.model, case.batch, [head], part=part, **options)
         effects_by_name |= {
-            f"{part} at {reader_at} {name}": getattr(effects, name) for name in ("log_prob", "log_odds")
+            f"{part} at {reader_at} {name}": getattr(effects, name)
+            for name in ("log_prob", "log_odds")
         }
     return effects_by_name
 
@@ -267,7 +333,9 @@ def _effects(case: Case) -> dict[str, Tensor]:
         "gradient": {"positions": "all", "method": "gradient", "against": case.against},
     }.items():
         effects = il.head_effects(case.model, case.batch, **options)
-        effects_by_name |= {f"{name} {outcome}": getattr(effects, outcome) for outcome in ("log_prob", "log_odds")}
+        effects_by_name |= {
+            f"{name} {outcome}": getattr(effects, outcome) for outcome in ("log_prob", "log_odds")
+        }
     return effects_by_name
 
 
@@ -279,7 +347,9 @@ def _without_demonstrations(case: Case) -> dict[str, Tensor]:
         case.model, case.batch, against=case.against, ways=["hidden", "keys", "values", "removed"]
     )
     sums = {f"sum {name}": getattr(effects, name).nansum(1) for name in ("log_prob", "log_odds")}
-    return sums | {name: getattr(effects, name)[:, :3] for name in ("whole_log_prob", "whole_log_odds")}
+    return sums | {
+        name: getattr(effects, name)[:, :3] for name in ("whole_log_prob", "whole_log_odds")
+    }
 
 
 def _patches(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -290,7 +360,10 @@ def _patches(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
     for activation in ("q", "k", "v", "z"):
         yield f"{activation} labels", {"activation": activation, "align": "labels"}
     for activation in ("k", "v"):
-        yield f"{activation} labels last", {"activation": activation, "align": "labels", "positions": "last"}
+        yield (
+            f"{activation} labels last",
+            {"activation": activation, "align": "labels", "positions": "last"},
+        )
 
 
 def _patched(case: Case) -> dict[str, Tensor]:
@@ -311,7 +384,11 @@ def _patched(case: Case) -> dict[str, Tensor]:
 def _patched_sets(case: Case) -> dict[str, Tensor]:
     sets = [case.heads[:1], case.heads]
     return {
-        name: il.score(case.model, case.batch, [[il.Patch(heads, case.source(**options), **options)] for heads in sets])
+        name: il.score(
+            case.model,
+            case.batch,
+            [[il.Patch(heads, case.source(**options), **options)] for heads in sets],
+        )
         for name, options in _patches(case)
     }
 
@@ -334,7 +411,9 @@ def _patched_sites(case: Case) -> Tensor:
 def _ablated_sets(case: Case) -> dict[str, Tensor]:
     sets = [[], case.heads[:1], case.heads]
     return {
-        str(positions): il.score(case.model, case.batch, [[il.Ablate(heads, positions=positions)] for heads in sets])
+        str(positions): il.score(
+            case.model, case.batch, [[il.Ablate(heads, positions=positions)] for heads in sets]
+        )
         for positions in ("all", "last", "labels", [1, -2])
     }
 
@@ -373,13 +452,19 @@ def _top_subheads(case: Case) -> dict[str, Any]:
 
 
 def _compared(case: Case) -> Any:
-    comparison = il.compare_models(case.model, case.model, case.prompts[:2], by="effect", prepend_bos=False)
-    frames = [comparison.to_frame(by).sort_values(["layer", "head"]) for by in ("increase", "effect")]
+    comparison = il.compare_models(
+        case.model, case.model, case.prompts[:2], by="effect", prepend_bos=False
+    )
+    frames = [
+        comparison.to_frame(by).sort_values(["layer", "head"]) for by in ("increase", "effect")
+    ]
     return [frames[0]["a"], frames[1]["b"], comparison.summary()[["a", "b"]]]
 
 
 def _controlled(case: Case) -> Any:
-    ablation = il.ablate_with_controls(case.model, case.batch, case.heads[:2], n_random=2, positions="all")
+    ablation = il.ablate_with_controls(
+        case.model, case.batch, case.heads[:2], n_random=2, positions="all"
+    )
     return {name: ablation.per_prompt(name, "log_odds").T for name in ablation.conditions}
 
 
@@ -395,7 +480,9 @@ def _mean_parts(case: Case, **options: Any) -> Any:
 
 def _circuit(case: Case, **options: Any) -> Any:
     ranking, testing = case.batch[[0, 2]], case.batch[[1]]
-    circuit = il.locate_circuit(case.model, ranking, testing, [case.reader], n_edges=3, n_random=3, **options)
+    circuit = il.locate_circuit(
+        case.model, ranking, testing, [case.reader], n_edges=3, n_random=3, **options
+    )
     return circuit.to_frame("edges").set_index("edge").sort_index()[["estimate", "effect"]]
 
 
@@ -407,14 +494,19 @@ def _mean_effects(case: Case, **options: Any) -> Any:
 
 def located_towers(case: Case, **options: Any) -> pd.DataFrame:
     """Return the mean log-odds lost in exchanges of each head's query, keys or values."""
-    frame = il.locate(case.model, tokenized(case.model, ONE_WORD), by="exchange", **options).to_frame()
+    frame = il.locate(
+        case.model, tokenized(case.model, ONE_WORD), by="exchange", **options
+    ).to_frame()
     frame = frame.rename(columns={"score": "query"})
     return frame.set_index(["layer", "head"]).sort_index()[["query", "keys", "values"]]
 
 
 def _saliency_flow(case: Case) -> Any:
     flow = il.saliency_flow(case.model, case.batch)
-    return {name: getattr(flow, name) for name in ("text_to_label", "label_to_last", "rest", "other_to_last")}
+    return {
+        name: getattr(flow, name)
+        for name in ("text_to_label", "label_to_last", "rest", "other_to_last")
+    }
 
 
 def _checked(case: Case) -> Any:
@@ -470,7 +562,11 @@ CALLS: dict[str, Call] = {
     "tokenize": _rows(lambda c: tokenized(c.model, c.prompts).tokens),
     "Text": _rows(_texts),
     "PromptBatch.from_tokens": _rows(
-        lambda c: il.PromptBatch.from_tokens([row.tolist() for row in trimmed(c.batch)], model=c.model).tokens
+        lambda c: (
+            il.PromptBatch.from_tokens(
+                [row.tolist() for row in trimmed(c.batch)], model=c.model
+            ).tokens
+        )
     ),
     "load_task": _mean(_loaded_task),
     "capture": _rows(lambda c: _recorded(il.capture(c.model, c.batch))),
@@ -480,67 +576,111 @@ CALLS: dict[str, Call] = {
     "Activations.attention_by_label": _rows(lambda c: c.acts.attention_by_label()),
     "Activations.attention_to_labels": _rows(lambda c: c.acts.attention_to_labels()),
     "Activations.label_keys": _rows(
-        lambda c: [c.acts.label_keys(c.reader, source=key_source) for key_source in ("resid", "attn")]
+        lambda c: [
+            c.acts.label_keys(c.reader, source=key_source) for key_source in ("resid", "attn")
+        ]
     ),
     "Activations.label_values": _rows(lambda c: c.acts.label_values(c.reader)),
     "Activations.last_query": _rows(lambda c: c.acts.last_query(c.reader)),
     "Activations.own_label_ranks": _rows(lambda c: c.acts.own_label_ranks(c.reader)),
     "head_copying": _mean(_copying),
-    "layer_log_prob_increase": _rows(lambda c: list(astuple(il.layer_log_prob_increase(c.acts, c.targets))[:2])),
+    "layer_log_prob_increase": _rows(
+        lambda c: list(astuple(il.layer_log_prob_increase(c.acts, c.targets))[:2])
+    ),
     "head_log_prob_increase": _rows(lambda c: il.head_log_prob_increase(c.acts, c.targets)),
-    "subhead_log_prob_increase": _rows(lambda c: il.subhead_log_prob_increase(c.acts, c.targets, against=c.against)),
-    "neuron_log_prob_increase": _rows(lambda c: il.neuron_log_prob_increase(c.acts, c.reader.layer, c.targets)),
+    "subhead_log_prob_increase": _rows(
+        lambda c: il.subhead_log_prob_increase(c.acts, c.targets, against=c.against)
+    ),
+    "neuron_log_prob_increase": _rows(
+        lambda c: il.neuron_log_prob_increase(c.acts, c.reader.layer, c.targets)
+    ),
     "top_heads": _mean(lambda c: il.top_heads(c.acts, c.targets, k=12, by="increase").value),
     "top_subheads": _rows(_top_subheads),
-    "html.attention_to_labels": _mean(lambda c: len(repr(il.html.attention_to_labels(c.acts, c.heads))) > 100),
+    "html.attention_to_labels": _mean(
+        lambda c: len(repr(il.html.attention_to_labels(c.acts, c.heads))) > 100
+    ),
     "query_key_metric": _rows(_metric_scores),
     "label_similarity": _rows(_similarity),
     "attention_score_parts": _rows(_score_parts),
     "value_parts": _rows(_value_parts),
-    "repeated_token_scores": _mean(lambda c: list(vars(il.repeated_token_scores(c.model, **DRAWN)).values())),
+    "repeated_token_scores": _mean(
+        lambda c: list(vars(il.repeated_token_scores(c.model, **DRAWN)).values())
+    ),
     "explain": _mean(_explained),
     "compare_models": _mean(_compared),
     "task_check": _mean(_checked),
     "ablate_heads": _rows(
-        lambda c: [c.within(il.ablate_heads(c.model, c.heads, positions=where)) for where in ("all", "last")]
+        lambda c: [
+            c.within(il.ablate_heads(c.model, c.heads, positions=where))
+            for where in ("all", "last")
+        ]
     ),
     "Ablate": _rows(_ablated_sets),
     "head_effects": _rows(_effects),
     "demonstration_effects": _rows(_without_demonstrations),
-    "calibrated_scores": _rows(lambda c: il.calibrated_scores(c.model, c.batch, inputs=["one", "red"])),
-    "generate": _mean(lambda c: torch.tensor(il.generate(c.model, c.batch, max_new_tokens=2).tokens)),
+    "calibrated_scores": _rows(
+        lambda c: il.calibrated_scores(c.model, c.batch, inputs=["one", "red"])
+    ),
+    "generate": _mean(
+        lambda c: torch.tensor(il.generate(c.model, c.batch, max_new_tokens=2).tokens)
+    ),
     "ablate_with_controls": _rows(_controlled),
     "Block": _rows(lambda c: c.within(il.edited(c.model, il.Block(c.heads, c.edges)))),
     "Reweight": _rows(
-        lambda c: c.within(il.edited(c.model, il.Reweight(c.heads, c.weights, renormalize=True), batch=c.batch))
+        lambda c: c.within(
+            il.edited(c.model, il.Reweight(c.heads, c.weights, renormalize=True), batch=c.batch)
+        )
     ),
     "RemovePosition": _rows(
         lambda c: [
-            c.within(il.edited(c.model, il.RemovePosition(c.heads, strength=strength, positions=positions)))
+            c.within(
+                il.edited(
+                    c.model, il.RemovePosition(c.heads, strength=strength, positions=positions)
+                )
+            )
             for strength, positions in ((1.0, "all"), (0.6, "last"))
         ]
     ),
     "debias_edits": _rows(
-        lambda c: c.within(il.edited(c.model, *il.debias_edits(c.batch, c.heads, **STRENGTHS), batch=c.batch))
+        lambda c: c.within(
+            il.edited(c.model, *il.debias_edits(c.batch, c.heads, **STRENGTHS), batch=c.batch)
+        )
     ),
-    "score": _rows(lambda c: [il.score(c.model, c.batch, c.sets_of_edits), il.score(c.model, c.batch)]),
-    "edited": _rows(lambda c: [c.within(il.edited(c.model, *edits, batch=c.batch)) for edits in c.sets_of_edits[3:]]),
+    "score": _rows(
+        lambda c: [il.score(c.model, c.batch, c.sets_of_edits), il.score(c.model, c.batch)]
+    ),
+    "edited": _rows(
+        lambda c: [
+            c.within(il.edited(c.model, *edits, batch=c.batch)) for edits in c.sets_of_edits[3:]
+        ]
+    ),
     "patch_heads": _rows(_patched),
     "Patch": _rows(_patched_sets),
     "head_to_head_effects": _rows(_edges),
-    "WithoutEdges": _rows(lambda c: il.score(c.model, c.batch, [[il.WithoutEdges(edges)] for edges in c.edge_sets])),
+    "WithoutEdges": _rows(
+        lambda c: il.score(c.model, c.batch, [[il.WithoutEdges(edges)] for edges in c.edge_sets])
+    ),
     "attention_saliency": _rows(lambda c: il.attention_saliency(c.model, c.batch)),
     "saliency_flow": _rows(_saliency_flow),
     "function_vector": _mean(lambda c: il.function_vector(c.model, c.batch, c.heads)),
-    "indirect_effects": _rows(lambda c: il.indirect_effects(c.model, c.other, tokenized(c.model, OTHERS[:2]))),
+    "indirect_effects": _rows(
+        lambda c: il.indirect_effects(c.model, c.other, tokenized(c.model, OTHERS[:2]))
+    ),
     "task_vectors": _mean(lambda c: il.task_vectors(c.model, c.batch)),
     "vector_gains": _rows(lambda c: il.vector_gains(c.model, c.vectors[0], c.batch).log_prob),
-    "AddVector": _rows(lambda c: c.within(il.edited(c.model, il.AddVector(c.vectors, c.reader.layer), batch=c.batch))),
+    "AddVector": _rows(
+        lambda c: c.within(
+            il.edited(c.model, il.AddVector(c.vectors, c.reader.layer), batch=c.batch)
+        )
+    ),
     "AblateSite": _rows(
         lambda c: il.score(
             c.model,
             c.batch,
-            [[il.AblateSite("mlp_out", 1, positions=where)] for where in ("all", "last", "texts", "separators")],
+            [
+                [il.AblateSite("mlp_out", 1, positions=where)]
+                for where in ("all", "last", "texts", "separators")
+            ],
         )
     ),
     "PatchSite": _rows(_patched_sites),
@@ -572,17 +712,29 @@ def takes_a_model() -> set[str]:
     for name in il.__all__:
         public = getattr(il, name)
         if isinstance(public, ModuleType):
-            made_here = {key: f for key, f in vars(public).items() if inspect.isfunction(f) and key[0] != "_"}
-            made_here = {key: f for key, f in made_here.items() if f.__module__.startswith(public.__name__)}
+            made_here = {
+                key: f for key, f in vars(public).items() if inspect.isfunction(f) and key[0] != "_"
+            }
+            made_here = {
+                key: f for key, f in made_here.items() if f.__module__.startswith(public.__name__)
+            }
             members = {f"{name}.{key}": f for key, f in made_here.items()}
         elif inspect.isclass(public):
-            members = {f"{name}.{member}": getattr(public, member) for member in vars(public) if member[0] != "_"}
-            if issubclass(public, (il.Edit, il.Text)) and public is not il.Edit:  # values that are run on a model
+            members = {
+                f"{name}.{member}": getattr(public, member)
+                for member in vars(public)
+                if member[0] != "_"
+            }
+            if (
+                issubclass(public, (il.Edit, il.Text)) and public is not il.Edit
+            ):  # values that are run on a model
                 callables.add(name)
         else:
             members = {name: public}
         callables |= {
-            key for key, f in members.items() if callable(f) and (_takes_a_model(f) or _reads_activations(key, f))
+            key
+            for key, f in members.items()
+            if callable(f) and (_takes_a_model(f) or _reads_activations(key, f))
         }
     # Prompts of tasks are those of `load_task`, chats need a tokenizer only, a live view shows
     # numbers of the others (test_live_view), lists of heads are compared and drawn without running a
@@ -601,7 +753,9 @@ def takes_a_model() -> set[str]:
 
 def _reads_activations(name: str, function: Any) -> bool:
     """Return whether this is a method of activations that returns what heads hold or attend to."""
-    is_method = name.startswith("Activations.") and "Tensor" in str(inspect.signature(function).return_annotation)
+    is_method = name.startswith("Activations.") and "Tensor" in str(
+        inspect.signature(function).return_annotation
+    )
     return is_method and {*inspect.signature(function).parameters} <= {"self", "head", "source"}
 
 
@@ -611,7 +765,10 @@ def _takes_a_model(function: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return any(
-        (parameter.name in ("model", "a", "b", "same_length_for") and parameter.annotation in (Any, "Any"))
+        (
+            parameter.name in ("model", "a", "b", "same_length_for")
+            and parameter.annotation in (Any, "Any")
+        )
         or "Activations" in str(parameter.annotation)
         for parameter in parameters
     )
@@ -663,5 +820,7 @@ def assert_same(actual: Any, expected: Any, *, row: int | None = None, msg: str)
             x = x[tuple(slice(0, n) for n in y.shape)]
         assert x.isfinite().any() or not x.numel()
         infinite = ~y.isfinite()
-        assert_close(x.masked_fill(infinite, 0).float(), y.masked_fill(infinite, 0).float(), msg=msg)
+        assert_close(
+            x.masked_fill(infinite, 0).float(), y.masked_fill(infinite, 0).float(), msg=msg
+        )
         assert torch.equal(~x.isfinite(), infinite), msg

@@ -22,7 +22,9 @@ neurons; positions.
 SAFETY = 64
 
 
-def tolerance(dtype: torch.dtype = torch.float32, *, n_terms: int = FORWARD, scale: float = 1.0) -> float:
+def tolerance(
+    dtype: torch.dtype = torch.float32, *, n_terms: int = FORWARD, scale: float = 1.0
+) -> float:
     """Return what rounding may change in sums of `n_terms` terms that give numbers of size
     `scale`.
     """
@@ -37,7 +39,10 @@ def assert_close(actual: Any, expected: Any, *, scale: float = 1.0, msg: str = "
     result is computed from, if these are larger than 1 and than the result itself, as when large
     numbers are subtracted.
     """
-    tensors = [x if isinstance(x, torch.Tensor) else np.asarray(x, dtype=np.float32) for x in (actual, expected)]
+    tensors = [
+        x if isinstance(x, torch.Tensor) else np.asarray(x, dtype=np.float32)
+        for x in (actual, expected)
+    ]
     tensors = [torch.as_tensor(x).detach().cpu() for x in tensors]
     coarser = max((x.dtype for x in tensors), key=lambda dtype: torch.finfo(dtype).eps)
     ours, theirs = (x.double() for x in tensors)
@@ -79,4 +84,6 @@ class Float64(TorchFunctionMode):
             return torch.float64 if x is torch.float32 else x
 
         func = torch.Tensor.double if func is torch.Tensor.float else func
-        return func(*map(double, args), **{name: double(value) for name, value in (kwargs or {}).items()})
+        return func(
+            *map(double, args), **{name: double(value) for name, value in (kwargs or {}).items()}
+        )

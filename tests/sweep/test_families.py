@@ -67,6 +67,8 @@ def test_norms_of_queries_that_are_not_known_are_refused(load_tiny, monkeypatch)
     gains = nn.Module()
     gains.weight = nn.Parameter(torch.ones(families.N_HEADS, 12))
     monkeypatch.setitem(model.blocks[1].attn._modules, "q_norm", gains)
-    with pytest.raises(il.InputError, match=r"norm of Qwen3ForCausalLM is not supported.*\(4, 12\).*in layer 1"):
+    with pytest.raises(
+        il.InputError, match=r"norm of Qwen3ForCausalLM is not supported.*\(4, 12\).*in layer 1"
+    ):
         acts.last_query(il.Head(1, 0))
     acts.last_query(il.Head(2, 0))

@@ -20,7 +20,9 @@ LINES = il.Template("A: {label}\nQ: {text}", "Q: {text}\nA:", "\n\n", prefix="Cl
 OTHERWISE = {
     "tokens_are_the_words": "its reference writes the words down",
     "words_of_a_task_have_one_length": "its reference counts on labels after texts",
-    **dict.fromkeys(["calibrated", "compared", "explained"], "it tokenizes with the default template"),
+    **dict.fromkeys(
+        ["calibrated", "compared", "explained"], "it tokenizes with the default template"
+    ),
 }
 """Checks that do not apply, and why."""
 QUICK = {"captured", "demonstrations", "scaled", "saliency", "label_similarity"}
@@ -32,7 +34,9 @@ class Case(Both):
     @cached_property
     def stretched(self):
         longer = il.Template(LABEL_FIRST.demonstration, LABEL_FIRST.query, prefix="the the ")
-        return il.tokenize(self.model, self.others, prepend_bos=False, labels=("foo", "bar"), template=longer)
+        return il.tokenize(
+            self.model, self.others, prepend_bos=False, labels=("foo", "bar"), template=longer
+        )
 
     def demonstrations(self, row):
         spans, end = [], 1
@@ -54,7 +58,9 @@ class Case(Both):
 def label_first(monkeypatch):
     """Write the prompts of the sweep with labels before texts."""
     options = {"prepend_bos": False, "labels": ("foo", "bar"), "template": LABEL_FIRST}
-    monkeypatch.setattr(sweep, "tokenized", lambda model, prompts: il.tokenize(model, prompts, **options))
+    monkeypatch.setattr(
+        sweep, "tokenized", lambda model, prompts: il.tokenize(model, prompts, **options)
+    )
 
     def exchanged(case):
         towers = il.two_towers(
@@ -73,7 +79,9 @@ def label_first(monkeypatch):
 @pytest.mark.parametrize(
     ("check", "family"),
     [
-        pytest.param(check, family, marks=() if check in QUICK and family == "gpt2" else pytest.mark.slow)
+        pytest.param(
+            check, family, marks=() if check in QUICK and family == "gpt2" else pytest.mark.slow
+        )
         for number, check in enumerate(sorted(CHECKS.keys() - OTHERWISE.keys()))
         for family in ("gpt2", ("llama_gqa", "gemma2")[number % 2])  # in turn
         if (check, family) != ("value_parts", "gemma2")  # refused: its readout has a soft-cap
@@ -118,7 +126,9 @@ def test_every_range_is_read_back(kind, bos):
         assert roles.count("query") == len(prompt.query.split())
         assert roles.count("text") == sum(len(pair.text.split()) for pair in prompt.demonstrations)
         kinds = [role for role in roles if "label" in role]
-        assert kinds == ["true label" if pair.label == "foo" else "false label" for pair in prompt.demonstrations]
+        assert kinds == [
+            "true label" if pair.label == "foo" else "false label" for pair in prompt.demonstrations
+        ]
 
 
 def test_an_explanation_takes_the_template(case_of_family):  # noqa: F811

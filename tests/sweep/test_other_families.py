@@ -21,7 +21,9 @@ PROMPT = il.Prompt.parse(families.PROMPT, answer="foo")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [kind for kind in causal_models.KINDS if kind not in listed_types()])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in causal_models.KINDS if kind not in listed_types()]
+)
 def test_a_type_agrees_with_hugging_face_or_is_refused(tmp_path, kind, request):
     try:
         hf = causal_models.build(kind)
@@ -42,10 +44,16 @@ def test_a_type_agrees_with_hugging_face_or_is_refused(tmp_path, kind, request):
         assert kind not in OTHER_TYPES or tl_version() < (4, 0), refusal
         return
     torch.testing.assert_close(last_log_probs(model, batch)[0], expected, atol=1e-3, rtol=0)
-    torch.testing.assert_close(acts.label_log_probs[0], expected[batch.label_tokens], atol=1e-3, rtol=0)
-    heads = torch.stack([acts.head_outputs(layer).sum(1) for layer in range(acts.view.n_layers)], dim=1)
+    torch.testing.assert_close(
+        acts.label_log_probs[0], expected[batch.label_tokens], atol=1e-3, rtol=0
+    )
+    heads = torch.stack(
+        [acts.head_outputs(layer).sum(1) for layer in range(acts.view.n_layers)], dim=1
+    )
     biases = [acts.view.b_O(layer) for layer in range(acts.view.n_layers)]
-    constant = torch.stack([torch.zeros_like(heads[0, 0]) if bias is None else bias for bias in biases])
+    constant = torch.stack(
+        [torch.zeros_like(heads[0, 0]) if bias is None else bias for bias in biases]
+    )
     if acts.attn_scale is not None:
         constant = constant * acts.attn_scale[..., None]
     torch.testing.assert_close(heads + constant, acts.attn_out, atol=1e-3, rtol=1e-3)
@@ -60,7 +68,9 @@ def test_a_type_agrees_with_hugging_face_or_is_refused(tmp_path, kind, request):
 def test_an_unsupported_architecture_is_named(tmp_path):
     causal_models.build("diffllama").save_pretrained(tmp_path)
     families.tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(il.InputError, match="TransformerLens does not support DiffLlamaForCausalLM; use a family"):
+    with pytest.raises(
+        il.InputError, match="TransformerLens does not support DiffLlamaForCausalLM; use a family"
+    ):
         il.load_model(str(tmp_path), device="cpu", tokenizer=families.tokenizer())
 
 
@@ -74,7 +84,9 @@ def test_loading_installs_nothing(tmp_path, monkeypatch):
     load = transformers.AutoProcessor.from_pretrained
     installed = []
     monkeypatch.setitem(sys.modules, "torchvision", None)  # missing, whether or not it is installed
-    monkeypatch.setattr("subprocess.check_call", lambda command, *args, **kwargs: installed.append(command))
+    monkeypatch.setattr(
+        "subprocess.check_call", lambda command, *args, **kwargs: installed.append(command)
+    )
     causal_models.build("gemma4_unified").save_pretrained(tmp_path)
     families.tokenizer().save_pretrained(tmp_path)
     model = il.load_model(str(tmp_path), device="cpu", tokenizer=families.tokenizer())

@@ -39,12 +39,16 @@ def test_parts_add_up_and_are_read_as_the_model_reads_them(float64, name):
     model = families.build(name, dtype=torch.float64)
     reference = reference_hf.Reference(model, TOKENS)
     with torch.no_grad():
-        assert_close(reference.log_probs, torch.log_softmax(model(TOKENS[None]).logits[0, -1], dim=-1))
+        assert_close(
+            reference.log_probs, torch.log_softmax(model(TOKENS[None]).logits[0, -1], dim=-1)
+        )
     assert_close(reference.subhead_outputs.sum(2), reference.head_outputs)
     assert_close(reference.head_outputs.sum(1) + reference.attn_bias, reference.attn_out)
     neurons = None
     if name not in families.MIXTURES:
-        neurons = torch.stack([reference.neuron_outputs(layer) for layer in range(families.N_LAYERS)])
+        neurons = torch.stack(
+            [reference.neuron_outputs(layer) for layer in range(families.N_LAYERS)]
+        )
         assert_close(neurons.sum(1) + reference.ffn_bias, reference.ffn_out)
     assert_close(
         reference.x + reference.attn_out + reference.ffn_out,
@@ -62,19 +66,29 @@ def test_parts_add_up_and_are_read_as_the_model_reads_them(float64, name):
         if added is None:  # neurons of a mixture of experts
             continue
         before = base.reshape(len(base), *[1] * (added.ndim - 2), -1)
-        rows = torch.cat([before.expand_as(added).reshape(-1, families.D_MODEL), (before + added).flatten(0, -2)])
+        rows = torch.cat(
+            [before.expand_as(added).reshape(-1, families.D_MODEL), (before + added).flatten(0, -2)]
+        )
         read = torch.cat([_model_reads(model, piece) for piece in rows.split(families.N_CTX)])
         for against in ([], [7], [7, 12]):
             score = read[:, TARGET] - (read[:, against].exp().sum(-1).log() if against else 0)
-            expected = (score[len(score) // 2 :] - score[: len(score) // 2]).reshape(added.shape[:-1])
-            assert_close(reference.increase(part, TARGET, against, final_norm="own"), expected, msg=part)
+            expected = (score[len(score) // 2 :] - score[: len(score) // 2]).reshape(
+                added.shape[:-1]
+            )
+            assert_close(
+                reference.increase(part, TARGET, against, final_norm="own"), expected, msg=part
+            )
 
 
 def _ffn_ignores_attention(model: PreTrainedModel) -> bool:
     """Whether the last layer's FFN gives the same when that layer's attention writes nothing."""
-    out = reference_hf._layers(model)[-1].get_submodule(reference_hf._WIRING[model.config.model_type].out)
+    out = reference_hf._layers(model)[-1].get_submodule(
+        reference_hf._WIRING[model.config.model_type].out
+    )
     with_attention = reference_hf.capture(model, TOKENS).ffn_raw[-1]
-    with out.register_forward_hook(lambda module, args, output: torch.zeros_like(output), prepend=True):
+    with out.register_forward_hook(
+        lambda module, args, output: torch.zeros_like(output), prepend=True
+    ):
         return torch.equal(reference_hf.capture(model, TOKENS).ffn_raw[-1], with_attention)
 
 
@@ -111,7 +125,9 @@ def test_frozen_increases_written_out(float64, name):
             reference.ffn_out[layer],
         )
         mid = x if name == "gptj" else x + attn_out
-        attn, ffn, heads = (reference.increase(part, TARGET, bias=bias)[layer] for part in ("attn", "ffn", "heads"))
+        attn, ffn, heads = (
+            reference.increase(part, TARGET, bias=bias)[layer] for part in ("attn", "ffn", "heads")
+        )
         assert_close(attn, log_prob(x + attn_out, bias) - log_prob(x, bias))
         assert_close(ffn, log_prob(mid + ffn_out, bias) - log_prob(mid, bias))
         for head, output in enumerate(reference.head_outputs[layer]):
@@ -155,7 +171,9 @@ def test_tiny_models_hide_nothing(name):
     assert row.max() > 2 / len(TOKENS)
     assert 0.05 < output.logits[0, -1].softmax(-1).max() < 0.9
     again = families.build(name)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", REFERENCES)

@@ -42,7 +42,9 @@ def results(load_tiny) -> Any:
     def get(family: str) -> SimpleNamespace:
         model = load_tiny(family)
         case = Case(model, PROMPTS, OTHERS)
-        return SimpleNamespace(model=model, case=case, alone=Case(model, PROMPTS[ALONE : ALONE + 1], OTHERS[ALONE:2]))
+        return SimpleNamespace(
+            model=model, case=case, alone=Case(model, PROMPTS[ALONE : ALONE + 1], OTHERS[ALONE:2])
+        )
 
     return get
 
@@ -59,19 +61,27 @@ def budgets() -> Iterator[tuple[Any, str]]:
 QUICK = {"attention_score_parts", "head_effects", "locate_circuit", "mean_score_parts", "score"}
 QUICK_FAMILIES = ("llama_gqa",)
 CASES = [
-    pytest.param(name, family, marks=() if name in QUICK and family in QUICK_FAMILIES else pytest.mark.slow)
+    pytest.param(
+        name, family, marks=() if name in QUICK and family in QUICK_FAMILIES else pytest.mark.slow
+    )
     for number, name in enumerate(sorted(CALLS))
-    for family in dict.fromkeys([*families.in_turn(number, EXACT), *(QUICK_FAMILIES if name in QUICK else ())])
+    for family in dict.fromkeys(
+        [*families.in_turn(number, EXACT), *(QUICK_FAMILIES if name in QUICK else ())]
+    )
 ]
 
 
 def test_every_family_has_one_kind_and_a_turn() -> None:
-    assert sorted(family for kind in families.KINDS.values() for family in kind) == sorted(families.CONFIGS)
+    assert sorted(family for kind in families.KINDS.values() for family in kind) == sorted(
+        families.CONFIGS
+    )
     assert {family for _, family in (case.values for case in CASES)} == set(EXACT)
 
 
 @pytest.mark.parametrize(("function", "family"), CASES)
-def test_neither_neighbors_nor_pieces_nor_earlier_runs_matter(results, monkeypatch, family, function) -> None:
+def test_neither_neighbors_nor_pieces_nor_earlier_runs_matter(
+    results, monkeypatch, family, function
+) -> None:
     run, call = results(family), CALLS[function]
     if is_refused(function, family, lambda: call.function(run.case)):
         return

@@ -39,16 +39,27 @@ QUICK = {("olmo2", "bfloat16"), ("olmo2", "float16"), ("gpt2", "float16")}
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in product(EXACT, sorted(DTYPES))],
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in product(EXACT, sorted(DTYPES))
+    ],
 )
-def test_log_probabilities_are_hugging_faces_up_to_rounding(half, family_folder, family, dtype) -> None:
+def test_log_probabilities_are_hugging_faces_up_to_rounding(
+    half, family_folder, family, dtype
+) -> None:
     case = half(family, dtype)
-    hf = AutoModelForCausalLM.from_pretrained(family_folder(family), dtype=DTYPES[dtype], **families.EAGER).eval()
-    exact = AutoModelForCausalLM.from_pretrained(family_folder(family), dtype=torch.float64, **families.EAGER).eval()
+    hf = AutoModelForCausalLM.from_pretrained(
+        family_folder(family), dtype=DTYPES[dtype], **families.EAGER
+    ).eval()
+    exact = AutoModelForCausalLM.from_pretrained(
+        family_folder(family), dtype=torch.float64, **families.EAGER
+    ).eval()
     ours = last_log_probs(case.model, case.batch).double()
     for row, ids in enumerate(trimmed(case.batch)):
         with torch.no_grad():
-            theirs, full = (model(ids[None], use_cache=True).logits[0, -1].double() for model in (hf, exact))
+            theirs, full = (
+                model(ids[None], use_cache=True).logits[0, -1].double() for model in (hf, exact)
+            )
         unit = torch.finfo(DTYPES[dtype]).eps * float(theirs.abs().max().clamp(min=1))
         theirs, full = (logits.log_softmax(-1) for logits in (theirs, full))
         noise = float((theirs - full).abs().max())  # what the precision itself costs

@@ -22,7 +22,16 @@ import sweep
 import tolerance
 import torch
 from family_tables import EXACT
-from reference_passes import Edit, Pass, attention_of, in_turn, replacing, saliency_of, times_slopes, writing
+from reference_passes import (
+    Edit,
+    Pass,
+    attention_of,
+    in_turn,
+    replacing,
+    saliency_of,
+    times_slopes,
+    writing,
+)
 from shared import SEVERAL
 from sweep import CALLS, OTHERS, PROMPTS, STRENGTHS, Case, is_refused, trimmed
 from torch import Tensor
@@ -105,7 +114,10 @@ class Both(Case):
     def demonstrations(self, row: int) -> list[range]:
         """Return the tokens of each demonstration, its label included."""
         ends = self.labels(row)
-        return [range(start, end + 1) for start, end in zip([0, *(end + 1 for end in ends)], ends, strict=False)]
+        return [
+            range(start, end + 1)
+            for start, end in zip([0, *(end + 1 for end in ends)], ends, strict=False)
+        ]
 
     def places(self, row: int, role: str) -> list[int]:
         """Return the positions of a prompt's tokens of a role."""
@@ -116,15 +128,26 @@ class Both(Case):
             for role_of_token, token in zip(roles, ids, strict=True)
         ]
         roles = ["label" if i in labels else role_of_token for i, role_of_token in enumerate(roles)]
-        return [i for i, role_of_token in enumerate([*roles[:-1], "last"]) if role in ("all", role_of_token)]
+        return [
+            i
+            for i, role_of_token in enumerate([*roles[:-1], "last"])
+            if role in ("all", role_of_token)
+        ]
 
     def rivals(self, row: int) -> list[int]:
         return [FOO + BAR - int(self.targets[row])]
 
-    def log_probs(self, edit_of_row: Callable[[int], Edit], ids: Sequence[Tensor] | None = None) -> Tensor:
+    def log_probs(
+        self, edit_of_row: Callable[[int], Edit], ids: Sequence[Tensor] | None = None
+    ) -> Tensor:
         """Return log-probabilities [batch vocab] of passes with edits."""
         ids = self.ids if ids is None else ids
-        return torch.stack([reference_passes.run(self.hf, ids[i], edit_of_row(i)).log_probs for i in range(len(ids))])
+        return torch.stack(
+            [
+                reference_passes.run(self.hf, ids[i], edit_of_row(i)).log_probs
+                for i in range(len(ids))
+            ]
+        )
 
     def same(self, edit: Any, edit_of_row: Callable[[int], Edit], *, moves: bool = True) -> Tensor:
         """Assert that an edit of the package's gives the reference's log-probabilities, which it
@@ -136,7 +159,9 @@ class Both(Case):
             assert (theirs - self.clean_log_probs).abs().max() > 1e-3
         return theirs
 
-    def removed(self, heads: Where, *, last: bool = False, value: dict[int, Tensor] | float = 0.0) -> Edit:
+    def removed(
+        self, heads: Where, *, last: bool = False, value: dict[int, Tensor] | float = 0.0
+    ) -> Edit:
         """Return the edit that sets heads' z to zero or a value."""
         rows = -1 if last else slice(None)
         return in_turn(
@@ -155,7 +180,10 @@ class Both(Case):
         """Return each layer's mean z [head d_head] over the other prompts' positions, or over their
         last ones.
         """
-        z = [{layer: z[-1:] if last else z for layer, z in z_of_pass.z.items()} for z_of_pass in self.others_passes]
+        z = [
+            {layer: z[-1:] if last else z for layer, z in z_of_pass.z.items()}
+            for z_of_pass in self.others_passes
+        ]
         return {layer: torch.cat([z_of_pass[layer] for z_of_pass in z]).mean(0) for layer in z[0]}
 
     def patterns(self, change: Callable[[int, Tensor], Tensor]) -> Callable[[int], Edit]:
@@ -166,7 +194,9 @@ class Both(Case):
             *(writing("pattern", layer, head, partial(change, row)) for layer, head in self.heads)
         )
 
-    def without_position(self, row: int, strength: float, *, last: bool, then: Edit | None = None) -> Edit:
+    def without_position(
+        self, row: int, strength: float, *, last: bool, then: Edit | None = None
+    ) -> Edit:
         """Return the edit that mixes scores with those that know no positions, layer after layer,
         and then others.
         """
@@ -215,7 +245,11 @@ class Both(Case):
 
     def through_output(self, row: int, head: il.Head, z: Tensor) -> Tensor:
         """Return what a head writes at every position [pos d_model] if this is its z."""
-        return z @ reference_hf.output_weights(self.hf, head.layer)[head.head] * self.factor(row, head.layer, "attn")
+        return (
+            z
+            @ reference_hf.output_weights(self.hf, head.layer)[head.head]
+            * self.factor(row, head.layer, "attn")
+        )
 
     def because_of(self, row: int, edges: Sequence[il.Edge]) -> Tensor:
         """Return what a head writes because of edges into it: its own z minus that without them,
@@ -223,13 +257,21 @@ class Both(Case):
         """
         head, changed = il.Head(*edges[0].reader), dict[str, Tensor]()
         for edge in edges:
-            changed[edge.part] = changed.get(edge.part, 0) + at_role(self, row, edge.writer, edge.role)
+            changed[edge.part] = changed.get(edge.part, 0) + at_role(
+                self, row, edge.writer, edge.role
+            )
         edit = self.rebuilt(row, head, changed, self.places(row, edges[0].reader_at))
         without = reference_passes.run(self.hf, self.ids[row], edit)
         z = self.clean[row].z[head.layer] - without.z[head.layer]
         return self.through_output(row, head, z[:, head.head])
 
-    def rebuilt(self, row: int, head: il.Head, changed: dict[str, Tensor], places: Sequence[int] | None = None) -> Edit:
+    def rebuilt(
+        self,
+        row: int,
+        head: il.Head,
+        changed: dict[str, Tensor],
+        places: Sequence[int] | None = None,
+    ) -> Edit:
         """Return the edit in which a head writes at places what it would from q, k or v of other
         layer inputs.
 
@@ -239,13 +281,23 @@ class Both(Case):
         places = [len(self.ids[row]) - 1] if places is None else places
         seen = {
             part: reference_passes.rerun_attention(
-                self.hf, self.ids[row], self.clean[row], head.layer, self.clean[row].resid[head.layer] - x, place=True
+                self.hf,
+                self.ids[row],
+                self.clean[row],
+                head.layer,
+                self.clean[row].resid[head.layer] - x,
+                place=True,
             )
             for part, x in changed.items()
         }
 
-        values = {part: getattr(pass_of_part, part)[head.layer][head.head] for part, pass_of_part in seen.items()}
-        read = in_turn(*(writing(part, head.layer, head.head, value) for part, value in values.items()))
+        values = {
+            part: getattr(pass_of_part, part)[head.layer][head.head]
+            for part, pass_of_part in seen.items()
+        }
+        read = in_turn(
+            *(writing(part, head.layer, head.head, value) for part, value in values.items())
+        )
         z = reference_passes.run(self.hf, self.ids[row], read).z[head.layer][places, head.head]
         return writing("z", head.layer, (places, head.head), z)
 
@@ -259,11 +311,18 @@ class Both(Case):
 
     def drops(self, edit_of_row: Callable[[int], Edit]) -> dict[str, Tensor]:
         clean = self.scored(self.clean_log_probs)
-        return {name: clean[name] - value for name, value in self.scored(self.log_probs(edit_of_row)).items()}
+        return {
+            name: clean[name] - value
+            for name, value in self.scored(self.log_probs(edit_of_row)).items()
+        }
 
     @cached_property
     def all_heads(self) -> list[tuple[int, int]]:
-        return [(layer, head) for layer in sorted(self.clean[0].pattern) for head in range(families.N_HEADS)]
+        return [
+            (layer, head)
+            for layer in sorted(self.clean[0].pattern)
+            for head in range(families.N_HEADS)
+        ]
 
     @cached_property
     def effects(self) -> dict[str, dict[str, Tensor]]:
@@ -273,7 +332,8 @@ class Both(Case):
         effects_by_positions = {}
         for where in ("all", "last"):
             drops_by_head = [
-                self.drops(lambda row, h=head, w=where: self.removed([h], last=w == "last")) for head in self.all_heads
+                self.drops(lambda row, h=head, w=where: self.removed([h], last=w == "last"))
+                for head in self.all_heads
             ]
             effects_by_positions[where] = {
                 name: torch.stack([drops[name] for drops in drops_by_head], 1).unflatten(1, (-1, 4))
@@ -285,7 +345,10 @@ class Both(Case):
     def increases(self) -> Tensor:
         """Return the increases of the answer [batch layer head]."""
         return torch.stack(
-            [reference.increase("heads", int(self.targets[i])) for i, reference in enumerate(self.references)]
+            [
+                reference.increase("heads", int(self.targets[i]))
+                for i, reference in enumerate(self.references)
+            ]
         )
 
     def raw_scores(self, row: int, layer: int, *, place: bool = False) -> Tensor:
@@ -295,7 +358,9 @@ class Both(Case):
             return reference_passes.raw_scores(self.hf, seen, layer)
         x = seen.resid[layer]
         return reference_passes.raw_scores(
-            self.hf, reference_passes.rerun_attention(self.hf, self.ids[row], seen, layer, x, place=False), layer
+            self.hf,
+            reference_passes.rerun_attention(self.hf, self.ids[row], seen, layer, x, place=False),
+            layer,
         )
 
 
@@ -304,7 +369,9 @@ def projected(hf: Any, head: il.Head, v: Tensor) -> Tensor:
     norm = reference_hf._WIRING[hf.config.model_type].attn_post_norm
     gain = reference_hf._setting(hf.config, "residual_multiplier", default=1.0)
     if norm is not None:
-        gain = gain * reference_hf._Norm(reference_hf._layers(hf)[head.layer].get_submodule(norm)).gain
+        gain = (
+            gain * reference_hf._Norm(reference_hf._layers(hf)[head.layer].get_submodule(norm)).gain
+        )
     return v @ reference_hf.output_weights(hf, head.layer)[head.head] * gain
 
 
@@ -330,7 +397,9 @@ def case_of_family(load_tiny, family_folder) -> Callable[..., Both]:
 
     @cache
     def get(family: str, kind: type[Both] = Both) -> Both:
-        hf = AutoModelForCausalLM.from_pretrained(family_folder(family), dtype=torch.float64, **families.EAGER)
+        hf = AutoModelForCausalLM.from_pretrained(
+            family_folder(family), dtype=torch.float64, **families.EAGER
+        )
         return kind(load_tiny(family), hf.eval())
 
     return get
@@ -341,7 +410,9 @@ def case_of_family(load_tiny, family_folder) -> Callable[..., Both]:
 
 @checks("tokenize", "Text", "PromptBatch.from_tokens")
 def tokens_are_the_words(c: Both) -> None:
-    expected = [[families.WORDS.index(word) for word in sweep.words(prompt)] for prompt in c.prompts]
+    expected = [
+        [families.WORDS.index(word) for word in sweep.words(prompt)] for prompt in c.prompts
+    ]
     texts = [" ".join(sweep.words(prompt)) for prompt in c.prompts]
     assert [ids.tolist() for ids in c.ids] == expected
     for batch in (
@@ -416,8 +487,14 @@ def attention_to_labels(c: Both) -> None:
     for row in range(len(c.batch)):
         tokens = c.ids[row][c.labels(row)]
         for column, token in enumerate((FOO, BAR)):
-            assert_close(by_label[row, ..., column], (theirs[row, ..., : len(tokens)] * (tokens == token)).sum(-1))
-    head, numbers_on_page = c.reader, numbers_of(str(il.html.attention_to_labels(c.acts, [c.reader], row=2)))
+            assert_close(
+                by_label[row, ..., column],
+                (theirs[row, ..., : len(tokens)] * (tokens == token)).sum(-1),
+            )
+    head, numbers_on_page = (
+        c.reader,
+        numbers_of(str(il.html.attention_to_labels(c.acts, [c.reader], row=2))),
+    )
     shares = c.clean[2].pattern[head.layer][head.head, -1].tolist()
     assert all(any(abs(share - number) < 1e-3 for number in numbers_on_page) for share in shares)
 
@@ -426,7 +503,9 @@ def numbers_of(page: str) -> list[float]:
     """Return the numbers that a page hands to the drawing of tokens, after the script that draws
     them.
     """
-    return [float(text) for text in re.findall(r"\d\.\d+(?:e-?\d+)?", page[page.rindex("</style>") :])]
+    return [
+        float(text) for text in re.findall(r"\d\.\d+(?:e-?\d+)?", page[page.rindex("</style>") :])
+    ]
 
 
 # Projections
@@ -442,7 +521,9 @@ def label_keys(c: Both) -> None:
             assert_close(ours["resid"][row, : len(places)], x, scale=float(x.abs().max()))
             wrote = torch.zeros_like(x)
             for layer in range(head.layer):
-                wrote += (seen.resid[layer + 1] - seen.resid[layer] - c.written(row, f"F{layer}"))[places]
+                wrote += (seen.resid[layer + 1] - seen.resid[layer] - c.written(row, f"F{layer}"))[
+                    places
+                ]
             assert_close(ours["attn"][row, : len(places)], wrote, scale=float(x.abs().max()))
 
 
@@ -456,7 +537,10 @@ def label_values(c: Both) -> None:
             assert_close(ours[row, : len(places)], values, scale=float(values.abs().max()))
             scores = theirs.readout.logits(values, "frozen", bias=False)
             token_scores = scores[range(len(places)), c.ids[row][places]]
-            assert ranks[row, : len(places)].tolist() == ((scores > token_scores[:, None]).sum(-1) + 1).tolist()
+            assert (
+                ranks[row, : len(places)].tolist()
+                == ((scores > token_scores[:, None]).sum(-1) + 1).tolist()
+            )
             assert not ours[row, len(places) :].any()
 
 
@@ -472,8 +556,12 @@ def last_query(c: Both) -> None:
                 c.hf, c.ids[row], seen, head.layer, seen.resid[head.layer], place=False
             )
             products = (flat.q[head.layer] @ flat.k[head.layer].transpose(-1, -2))[head.head, -1]
-            turned = [m.attention_scaling for m in c.hf.modules() if hasattr(m, "attention_scaling")]
-            products = products / (turned[0] if turned else 1.0) ** 2  # YaRN's factor is part of the rotation
+            turned = [
+                m.attention_scaling for m in c.hf.modules() if hasattr(m, "attention_scaling")
+            ]
+            products = (
+                products / (turned[0] if turned else 1.0) ** 2
+            )  # YaRN's factor is part of the rotation
             if c.hf.config.model_type == "opt":  # its queries are scaled before the product
                 products = products / reference_passes.attention_of(c.hf, head.layer).scaling
             scales = flat.norm_scales[head.layer]
@@ -485,21 +573,30 @@ def last_query(c: Both) -> None:
                 products = products / of_keys[:, head.head * of_keys.shape[1] // families.N_HEADS]
             ours_in_products = flat.attention_input[head.layer] @ ours[row].double()
             size = float(ours_in_products.abs().max())
-            assert_close((ours_in_products - ours_in_products.mean()).float(), products - products.mean(), scale=size)
+            assert_close(
+                (ours_in_products - ours_in_products.mean()).float(),
+                products - products.mean(),
+                scale=size,
+            )
 
 
 @checks("head_copying")
 def head_copying(c: Both) -> None:
     head, tokens = c.heads[1], [families.WORDS.index(word) for word in ("foo", "bar", "love")]
     x = torch.cat(
-        [without_learned(c.hf, reference_passes.run(c.hf, torch.tensor([token])).resid[0]) for token in tokens]
+        [
+            without_learned(c.hf, reference_passes.run(c.hf, torch.tensor([token])).resid[0])
+            for token in tokens
+        ]
     )
     ids = torch.tensor(tokens)
     seen = reference_passes.run(c.hf, ids, replacing("resid", head.layer, x))
     constant = against_hf.constant_values(c.hf, head.layer, unfolded=True)[head.head]
     written = projected(c.hf, head, seen.v[head.layer][head.head] - constant)
     readout = c.references[0].readout
-    expected = (readout.norm.center(written) * readout.norm.gain @ readout.W_U[:, tokens]) * readout.multiplier
+    expected = (
+        readout.norm.center(written) * readout.norm.gain @ readout.W_U[:, tokens]
+    ) * readout.multiplier
     ours = il.head_copying(c.model, head, tokens).logits
     assert_close(ours, expected, scale=float(expected.abs().max()))
 
@@ -530,7 +627,9 @@ def best_heads(c: Both) -> None:
     top = il.top_heads(c.acts, k=5, by="increase")
     assert_close(top.value, best.values)
     for heads in (top.heads, located.heads):
-        assert_close(mean[[head.layer * families.N_HEADS + head.head for head in heads]], best.values)
+        assert_close(
+            mean[[head.layer * families.N_HEADS + head.head for head in heads]], best.values
+        )
 
 
 @checks("top_subheads")
@@ -565,7 +664,9 @@ def metric(c: Both) -> None:
             if (placed - flat[-1]).abs().max() < 1e-6 * size:  # nothing is rotated
                 continue
             last = len(x) - 1
-            if c.hf.config.model_type == "hunyuan_v1_dense":  # its norms come after rotation, so no distance suffices
+            if (
+                c.hf.config.model_type == "hunyuan_v1_dense"
+            ):  # its norms come after rotation, so no distance suffices
                 with pytest.raises(il.InputError, match="distance must be None"):
                     il.query_key_metric(c.model, head, distance=last)
                 continue
@@ -610,7 +711,9 @@ def score_parts(c: Both) -> None:
         for writer in c.writers:
             number = parts.writers.index(writer)
             x = seen.resid[layer] - c.written(row, writer)
-            rerun = partial(reference_passes.rerun_attention, c.hf, c.ids[row], seen, layer, x, place=True)
+            rerun = partial(
+                reference_passes.rerun_attention, c.hf, c.ids[row], seen, layer, x, place=True
+            )
             passes = {"frozen": rerun(freeze_norms=True), "recomputed": rerun()}
             without = passes["frozen"]
             factor = score_factor(c, seen, layer)
@@ -627,7 +730,12 @@ def score_parts(c: Both) -> None:
                 edit = writing("q" if side == "query" else "last k", layer, (head.head, at), value)
                 hooked = reference_passes.run(c.hf, c.ids[row], edit).pattern[layer][head.head, -1]
                 without_writer = alone.pattern_without(side, norm=norm)[0, number]
-                assert_close(without_writer[: len(hooked)], hooked, scale=8.0, msg=f"{writer}, {side}, {norm}")
+                assert_close(
+                    without_writer[: len(hooked)],
+                    hooked,
+                    scale=8.0,
+                    msg=f"{writer}, {side}, {norm}",
+                )
         for query_writer, key_writer in product(changes, repeat=2):
             numbers = parts.writers.index(query_writer), parts.writers.index(key_writer)
             pairs = parts.key_parts[row, :n, numbers[1]] @ parts.query_parts[row, numbers[0]]
@@ -642,7 +750,9 @@ def score_parts(c: Both) -> None:
 def score_factor(c: Both, seen: Pass, layer: int) -> float:
     """Return the factor of q · k, from a pass without bias by distance."""
     if reference_passes._has_alibi(c.hf):
-        seen = reference_passes.rerun_attention(c.hf, c.ids[0], c.clean[0], layer, c.clean[0].resid[layer], place=False)
+        seen = reference_passes.rerun_attention(
+            c.hf, c.ids[0], c.clean[0], layer, c.clean[0].resid[layer], place=False
+        )
     products = seen.q[layer] @ seen.k[layer].transpose(-1, -2)
     return float((reference_passes.raw_scores(c.hf, seen, layer) / products)[0, -1, -1])
 
@@ -656,19 +766,27 @@ def value_parts(c: Both) -> None:
     size = float(parts.parts.abs().max())
     for row, (seen, theirs) in enumerate(zip(c.clean, c.references, strict=True)):
         places = c.labels(row)
-        contrasts = theirs.increase("subheads", int(c.targets[row]), c.rivals(row))[layer, head.head, places]
+        contrasts = theirs.increase("subheads", int(c.targets[row]), c.rivals(row))[
+            layer, head.head, places
+        ]
         assert_close(parts.value[row, : len(places)], contrasts, scale=size)
         for writer in c.writers:
             x = seen.resid[layer] - c.written(row, writer)
-            without = reference_passes.rerun_attention(c.hf, c.ids[row], seen, layer, x, place=True, freeze_norms=True)
+            without = reference_passes.rerun_attention(
+                c.hf, c.ids[row], seen, layer, x, place=True, freeze_norms=True
+            )
             change = without.v[layer][head.head] - seen.v[layer][head.head]
             W_O = reference_hf.output_weights(c.hf, layer)[head.head]
             whole = theirs.subhead_outputs[layer, head.head]
             raw = seen.pattern[layer][head.head, -1, :, None] * (seen.v[layer][head.head] @ W_O)
-            factor = (whole * raw).sum(0) / (raw * raw).sum(0)  # from the projection to the residual stream
+            factor = (whole * raw).sum(0) / (raw * raw).sum(
+                0
+            )  # from the projection to the residual stream
             less = whole + seen.pattern[layer][head.head, -1, :, None] * (change @ W_O) * factor
             scores = [
-                theirs.readout.score(theirs.x[layer] + u[places], int(c.targets[row]), c.rivals(row), "frozen", True)
+                theirs.readout.score(
+                    theirs.x[layer] + u[places], int(c.targets[row]), c.rivals(row), "frozen", True
+                )
                 for u in (whole, less)
             ]
             number = parts.writers.index(writer)
@@ -688,7 +806,9 @@ def mean_score_parts(c: Both) -> None:
         is_true = c.ids[row][places] == c.targets[row]
         label_scores = c.raw_scores(row, layer, place=True)[head.head, -1, places]
         scores.append(label_scores[is_true].mean() - label_scores[~is_true].mean())
-        contrasts = theirs.increase("subheads", int(c.targets[row]), c.rivals(row))[layer, head.head, places]
+        contrasts = theirs.increase("subheads", int(c.targets[row]), c.rivals(row))[
+            layer, head.head, places
+        ]
         values["true"].append(contrasts[is_true].sum())
         values["false"].append(contrasts[~is_true].sum())
     frame = mean_parts.to_frame("writers")
@@ -696,7 +816,11 @@ def mean_score_parts(c: Both) -> None:
     assert_close(mean_parts.total(head)[0], torch.stack(scores).mean(), scale=size)
     capped = reference_hf._setting(c.hf.config, "final_logit_softcapping") is not None
     for kind in () if capped else ("true", "false"):
-        assert_close(mean_parts.total(head, f"value of {kind} labels")[0], torch.stack(values[kind]).mean(), scale=size)
+        assert_close(
+            mean_parts.total(head, f"value of {kind} labels")[0],
+            torch.stack(values[kind]).mean(),
+            scale=size,
+        )
     parts = il.attention_score_parts(c.acts, head)
     contrasts_by_prompt = parts.contrast(parts.of_label(c.batch.answer))
     for side in ("query", "key"):
@@ -733,7 +857,13 @@ def induction(c: Both) -> None:
 def explained(c: Both) -> None:
     row = 0
     explanation = il.explain(
-        c.model, c.prompts[row], k=4, n_random=1, n_ablated=2, prepend_bos=False, labels=("foo", "bar")
+        c.model,
+        c.prompts[row],
+        k=4,
+        n_random=1,
+        n_ablated=2,
+        prepend_bos=False,
+        labels=("foo", "bar"),
     )
     theirs, seen = c.references[row], c.clean[row]
     assert_close(torch.tensor(explanation.scores.log_probs), seen.log_probs[[FOO, BAR]])
@@ -745,16 +875,18 @@ def explained(c: Both) -> None:
         assert_close(torch.tensor(report.attention), seen.pattern[layer][head, -1])
         parts = theirs.increase("subheads", int(c.targets[row]))[layer, head]
         assert_close(torch.tensor(report.position_increases), parts)
-        without = reference_passes.run(c.hf, c.ids[row], c.removed([report.head], last=True)).log_probs[[FOO, BAR]]
+        without = reference_passes.run(
+            c.hf, c.ids[row], c.removed([report.head], last=True)
+        ).log_probs[[FOO, BAR]]
         assert_close(torch.tensor(report.ablated), without)
         flat, places = c.raw_scores(row, layer)[head], c.labels(row)
         if report.similarity:
             expected = flat[[*(place - 1 for place in places), -1]][:, places]
             assert_close(torch.tensor(report.similarity), expected, scale=float(flat.abs().max()))
     assert explanation.ablation is not None
-    without = reference_passes.run(c.hf, c.ids[row], c.removed(explanation.ablation.heads, last=True)).log_probs[
-        [FOO, BAR]
-    ]
+    without = reference_passes.run(
+        c.hf, c.ids[row], c.removed(explanation.ablation.heads, last=True)
+    ).log_probs[[FOO, BAR]]
     assert_close(torch.tensor(explanation.ablation.located), without)
 
 
@@ -768,7 +900,11 @@ def compared(c: Both) -> None:
             assert row_of_head.change == 0
     scored = c.scored(c.clean_log_probs)
     summary = comparison.summary()["a"].to_numpy()
-    expected = [(scored["log_odds"] > 0).double().mean(), scored["log_prob"].mean(), scored["log_odds"].mean()]
+    expected = [
+        (scored["log_odds"] > 0).double().mean(),
+        scored["log_prob"].mean(),
+        scored["log_odds"].mean(),
+    ]
     assert_close(torch.tensor(summary.astype(float)), torch.stack(expected))
 
 
@@ -778,7 +914,10 @@ def checked(c: Both) -> None:
     nouns, queries = ("cat", "dog", "love", "hate"), ("one", "two", "three", "nine", "eight")
     pairs = [(noun, query) for noun in nouns for query in queries]
     parse = il.Prompt.parse
-    prompts = [parse(f"{a} : foo red : bar {q} :", answer=("foo", "bar")[i % 2]) for i, (a, q) in enumerate(pairs)]
+    prompts = [
+        parse(f"{a} : foo red : bar {q} :", answer=("foo", "bar")[i % 2])
+        for i, (a, q) in enumerate(pairs)
+    ]
     check = il.task_check(c.model, prompts, prepend_bos=False)
     for layout in ("last", "other"):
         correct = []
@@ -790,8 +929,13 @@ def checked(c: Both) -> None:
                     il.Demonstration(demonstration.text, labels[demonstration.label == "bar"])
                     for demonstration in prompt.demonstrations
                 ]
-                rearranged.sort(key=lambda demonstration: (demonstration.label == answer) == (layout == "last"))
-                ids = [families.WORDS.index(word) for word in sweep.words(il.Prompt(rearranged, prompt.query))]
+                rearranged.sort(
+                    key=lambda demonstration: (demonstration.label == answer) == (layout == "last")
+                )
+                ids = [
+                    families.WORDS.index(word)
+                    for word in sweep.words(il.Prompt(rearranged, prompt.query))
+                ]
                 with torch.no_grad():
                     logits = c.hf(torch.tensor([ids])).logits[0, -1]
                 correct.append(("foo" if logits[FOO] > logits[BAR] else "bar") == answer)
@@ -821,12 +965,19 @@ def ablated_sets(c: Both) -> None:
         value = 0.0 if mode == "zero" else c.mean_z(last=last)
         ours = il.score(c.model, c.batch, [[il.Ablate(heads, **options)] for heads in sets])
         for number, heads in enumerate(sets):
-            theirs = c.log_probs(lambda row, h=heads, last=last, value=value: c.removed(h, last=last, value=value))
+            theirs = c.log_probs(
+                lambda row, h=heads, last=last, value=value: c.removed(h, last=last, value=value)
+            )
             assert_close(ours[:, number], theirs[:, [FOO, BAR]])
         strengths, rows = [0.25, 0.5, 0.75], -1 if last else slice(None)
         scale = in_turn(
             *(
-                writing("z", head.layer, (rows, head.head), lambda z, remaining_share=1 - strength: remaining_share * z)
+                writing(
+                    "z",
+                    head.layer,
+                    (rows, head.head),
+                    lambda z, remaining_share=1 - strength: remaining_share * z,
+                )
                 for head, strength in zip(c.heads, strengths, strict=True)
             )
         )
@@ -837,7 +988,9 @@ def ablated_sets(c: Both) -> None:
     for positions, places in (([1, -2], [[1, -2]] * len(labels)), ("labels", labels)):
 
         def zeroed(row: int, places: list[list[int]] = places) -> Any:
-            return in_turn(*(writing("z", head.layer, (places[row], head.head), 0.0) for head in c.heads))
+            return in_turn(
+                *(writing("z", head.layer, (places[row], head.head), 0.0) for head in c.heads)
+            )
 
         ours = il.score(c.model, c.batch, [[], [il.Ablate(c.heads, positions=positions)]])
         assert_close(ours[:, 1], c.log_probs(zeroed)[:, [FOO, BAR]])
@@ -856,9 +1009,13 @@ def effects(c: Both) -> None:
             effects_by_positions.exact,
             effects_by_positions.positions,
         ) == (by_rows, True, where)
-        mean = il.locate(c.model, c.batch, by="effect", positions=where, against=c.against).to_frame()
+        mean = il.locate(
+            c.model, c.batch, by="effect", positions=where, against=c.against
+        ).to_frame()
         for name, theirs in c.effects[where].items():
-            assert_close(getattr(effects_by_positions, name)[:, layers], theirs, msg=f"{name}, {where}")
+            assert_close(
+                getattr(effects_by_positions, name)[:, layers], theirs, msg=f"{name}, {where}"
+            )
         for drops in mean.itertuples():
             place = layers.index(drops.layer), drops.head
             assert_close(drops.score, c.effects[where]["log_odds"].mean(0)[place])
@@ -872,7 +1029,9 @@ def effects(c: Both) -> None:
 
 @checks("ablate_with_controls")
 def controls(c: Both) -> None:
-    ablation_of_heads = il.ablate_with_controls(c.model, c.batch, c.heads[:2], n_random=2, positions="all")
+    ablation_of_heads = il.ablate_with_controls(
+        c.model, c.batch, c.heads[:2], n_random=2, positions="all"
+    )
     for name, condition in ablation_of_heads.conditions.items():
         ours = ablation_of_heads.per_prompt(name, "log_odds")
         for number, heads in enumerate(condition.sets):
@@ -909,7 +1068,9 @@ def scaled(c: Both) -> None:
                 pattern[-1] *= before / pattern[-1].sum()
             return pattern
 
-        edit = il.edited(c.model, il.Reweight(c.heads, c.weights, renormalize=renormalize), batch=c.batch)
+        edit = il.edited(
+            c.model, il.Reweight(c.heads, c.weights, renormalize=renormalize), batch=c.batch
+        )
         c.same(edit, c.patterns(scale))
 
 
@@ -920,13 +1081,20 @@ def demonstrations(c: Both) -> None:
 
     def without(row: int, places: Sequence[int], way: str) -> Edit:
         """Hide demonstrations from the last query."""
-        keys = [key for number, key_range in enumerate(c.demonstrations(row)) if number in places for key in key_range]
+        keys = [
+            key
+            for number, key_range in enumerate(c.demonstrations(row))
+            if number in places
+            for key in key_range
+        ]
         masked: dict[int, Tensor] = {}
 
         def edit(what: str, layer: int, x: Tensor) -> Tensor | None:
             if what not in ("scores", "pattern") or (what == "scores") != (way == "hidden"):
                 if what == "scores":
-                    masked[layer] = x[:, -1].index_fill(1, torch.tensor(keys, dtype=torch.long), -torch.inf)
+                    masked[layer] = x[:, -1].index_fill(
+                        1, torch.tensor(keys, dtype=torch.long), -torch.inf
+                    )
                 return None
             x = x.clone()
             if what == "scores":
@@ -937,7 +1105,9 @@ def demonstrations(c: Both) -> None:
                 sinks = getattr(attention_of(c.hf, layer), "sinks", None)
                 sinks = torch.full((len(x), 1), -torch.inf) if sinks is None else sinks[:, None]
                 intact = x[:, -1, keys]
-                x[:, -1] = torch.softmax(torch.cat([masked[layer], sinks], dim=1), dim=1)[:, :-1].to(x)
+                x[:, -1] = torch.softmax(torch.cat([masked[layer], sinks], dim=1), dim=1)[
+                    :, :-1
+                ].to(x)
                 x[:, -1, keys] = intact
             return x
 
@@ -950,14 +1120,19 @@ def demonstrations(c: Both) -> None:
                 of_demonstrations, whole = getattr(losses, name), getattr(losses, f"whole_{name}")
                 ours = whole[:, i] if len(places) > 1 else of_demonstrations[:, places[0], i]
                 exists = ~ours.isnan()
-                assert exists.tolist() == [min(places) < len(c.labels(row)) for row in range(len(ours))]
+                assert exists.tolist() == [
+                    min(places) < len(c.labels(row)) for row in range(len(ours))
+                ]
                 assert_close(ours[exists], theirs[name][exists], msg=f"{way}, {places}")
 
 
 @checks("RemovePosition")
 def position_removed(c: Both) -> None:
     for strength, last in ((1.0, False), (0.6, True)):
-        edit = il.edited(c.model, il.RemovePosition(c.heads, strength=strength, positions="last" if last else "all"))
+        edit = il.edited(
+            c.model,
+            il.RemovePosition(c.heads, strength=strength, positions="last" if last else "all"),
+        )
         c.same(edit, lambda row, s=strength, last=last: c.without_position(row, s, last=last))
 
 
@@ -1002,14 +1177,21 @@ def scored(c: Both) -> None:
 @checks("patch_heads", "Patch")
 def patched(c: Both) -> None:
     for name, options in sweep._patches(c):
-        source, edits = c.source(**options), [patch_edit(c, row, **options) for row in range(len(c.batch))]
+        source, edits = (
+            c.source(**options),
+            [patch_edit(c, row, **options) for row in range(len(c.batch))],
+        )
         aligned = {"batch": c.batch} if options.get("align") == "labels" else {}
-        theirs = c.same(il.patch_heads(c.model, c.heads, source, **options, **aligned), edits.__getitem__)
+        theirs = c.same(
+            il.patch_heads(c.model, c.heads, source, **options, **aligned), edits.__getitem__
+        )
         ours = il.score(c.model, c.batch, [[il.Patch(c.heads, source, **options)]])
         assert_close(ours[:, 0], theirs[:, [FOO, BAR]], msg=name)
 
 
-def patch_edit(c: Both, row: int, activation: str, positions: str = "all", align: str = "positions") -> Edit:
+def patch_edit(
+    c: Both, row: int, activation: str, positions: str = "all", align: str = "positions"
+) -> Edit:
     """Return the edit that writes a source prompt's activations into the chosen heads.
 
     In a longer source, places come one token later. Queries, keys and values from there are those
@@ -1029,13 +1211,22 @@ def patch_edit(c: Both, row: int, activation: str, positions: str = "all", align
         if is_longer and activation != "z":
             x = clean.resid[layer].clone()
             x[places] = source.resid[layer][theirs]
-            there, at = reference_passes.rerun_attention(c.hf, c.ids[row], clean, layer, x, place=True), places
+            there, at = (
+                reference_passes.rerun_attention(c.hf, c.ids[row], clean, layer, x, place=True),
+                places,
+            )
         what = f"last {activation}" if only_last_query else activation
         for head in heads_of_layer:
-            to, source_index = ((places, head), (at, head)) if activation == "z" else ((head, places), (head, at))
+            to, source_index = (
+                ((places, head), (at, head)) if activation == "z" else ((head, places), (head, at))
+            )
             edits.append(writing(what, layer, to, getattr(there, activation)[layer][source_index]))
         if only_last_query:  # other positions keep the z of the unedited pass
-            edits.append(writing("z", layer, (slice(-1), heads_of_layer), clean.z[layer][:-1, heads_of_layer]))
+            edits.append(
+                writing(
+                    "z", layer, (slice(-1), heads_of_layer), clean.z[layer][:-1, heads_of_layer]
+                )
+            )
     return in_turn(*edits)
 
 
@@ -1054,11 +1245,15 @@ def edges(c: Both) -> None:
 
             def edit(row: int, s=writer, p=part, at=at, reader_at=reader_at, head=head) -> Edit:
                 where = c.places(row, reader_at)
-                return c.rebuilt(row, head, {p: at_role(c, row, s, "all" if p == "q" else at)}, where)
+                return c.rebuilt(
+                    row, head, {p: at_role(c, row, s, "all" if p == "q" else at)}, where
+                )
 
             for name, values in c.drops(edit).items():
                 ours = getattr(edge_effects, name)[:, 0, number]
-                assert_close(ours, values, scale=8.0, msg=f"{writer} → {part} ({at}) at {reader_at}, {name}")
+                assert_close(
+                    ours, values, scale=8.0, msg=f"{writer} → {part} ({at}) at {reader_at}, {name}"
+                )
                 moved = max(moved, 0.0 if reader_at == "last" else float(values.abs().max()))
     assert moved > 1e-3
 
@@ -1079,8 +1274,13 @@ def without_edges(c: Both) -> None:
             changed: dict[tuple[il.Head, str], dict[str, Tensor]] = {}
             for edge in edges:
                 of_reader = changed.setdefault((il.Head(*edge.reader), edge.reader_at), {})
-                of_reader[edge.part] = of_reader.get(edge.part, 0) + at_role(c, row, edge.writer, edge.role)
-            edits_of_heads = [c.rebuilt(row, head, parts, c.places(row, at)) for (head, at), parts in changed.items()]
+                of_reader[edge.part] = of_reader.get(edge.part, 0) + at_role(
+                    c, row, edge.writer, edge.role
+                )
+            edits_of_heads = [
+                c.rebuilt(row, head, parts, c.places(row, at))
+                for (head, at), parts in changed.items()
+            ]
             return in_turn(*edits_of_heads)
 
         assert_close(ours[:, number], c.log_probs(edit)[:, [FOO, BAR]], scale=8.0)
@@ -1093,18 +1293,27 @@ def circuit(c: Both) -> None:
     """
     scored = c.scored(c.clean_log_probs)
     for reader_at, head in (("last", c.reader), ("label", c.heads[1])):
-        located = il.locate_circuit(c.model, c.batch, c.batch, [head], reader_at=reader_at, n_edges=4, n_random=3)
+        located = il.locate_circuit(
+            c.model, c.batch, c.batch, [head], reader_at=reader_at, n_edges=4, n_random=3
+        )
         assert_close(located.score("all")[0], scored["log_odds"].mean())
         for edge_of_table in located.to_frame("edges").itertuples():
 
             def edit(row: int, edge: Any = edge_of_table, head=head, reader_at=reader_at) -> Edit:
                 parts = [at_role(c, i, edge.writer, edge.role) for i in range(len(c.batch))]
                 masks = [part.abs().sum(-1) > 0 for part in parts]
-                mean = torch.cat([part[mask] for part, mask in zip(parts, masks, strict=True)]).mean(0)
+                mean = torch.cat(
+                    [part[mask] for part, mask in zip(parts, masks, strict=True)]
+                ).mean(0)
                 changed = {edge.part: parts[row] - mean * masks[row][:, None]}
                 return c.rebuilt(row, head, changed, c.places(row, reader_at))
 
-            assert_close(edge_of_table.effect, c.drops(edit)["log_odds"].mean(), scale=8.0, msg=edge_of_table.edge)
+            assert_close(
+                edge_of_table.effect,
+                c.drops(edit)["log_odds"].mean(),
+                scale=8.0,
+                msg=edge_of_table.edge,
+            )
 
 
 @checks("two_towers", "locate.exchange")
@@ -1122,7 +1331,9 @@ def towers(c: Both) -> None:
     for row, ids in enumerate(trimmed(prompts.batch)):
         last, target = len(ids) - 1, int(prompts.batch.answer_tokens[row])
 
-        def donated(part: str, name: str, row: int = row, last: int = last) -> list[tuple[int, Pass, int]]:
+        def donated(
+            part: str, name: str, row: int = row, last: int = last
+        ) -> list[tuple[int, Pass, int]]:
             """Return (position, pass of a donor, position in it) of everything that is
             exchanged.
             """
@@ -1133,11 +1344,17 @@ def towers(c: Both) -> None:
             places = prompts.batch.label_positions[row].tolist()
             theirs = zip(donor.rows[row].tolist(), donor.places[row].tolist(), strict=True)
             return [
-                (at, passes[donor_row], place) for at, (donor_row, place) in zip(places, theirs, strict=True) if at >= 0
+                (at, passes[donor_row], place)
+                for at, (donor_row, place) in zip(places, theirs, strict=True)
+                if at >= 0
             ]
 
         def odds(exchange_of_part: Any = None, heads: Sequence[il.Head] = ()) -> Tensor:
-            names = {part: getattr(exchange_of_part, part) for part in "qkv"} if exchange_of_part is not None else {}
+            names = (
+                {part: getattr(exchange_of_part, part) for part in "qkv"}
+                if exchange_of_part is not None
+                else {}
+            )
             taken = {part: donated(part, name) for part, name in names.items() if name is not None}
 
             edit = in_turn(
@@ -1149,7 +1366,9 @@ def towers(c: Both) -> None:
                         value[layer][heads_of_layer, place],
                     )
                     for part, donations in taken.items()
-                    for at, value, place in ((at, getattr(donor, part), place) for at, donor, place in donations)
+                    for at, value, place in (
+                        (at, getattr(donor, part), place) for at, donor, place in donations
+                    )
                     for layer, heads_of_layer in by_layer(heads).items()
                 )
             )
@@ -1166,9 +1385,20 @@ def towers(c: Both) -> None:
             )
         for exchange, head in product(EXCHANGES[:3], c.heads):
             drops.setdefault((head, exchange.name), []).append(intact - odds(exchange, [head]))
-    assert max(float(torch.stack(drops_of_exchange).abs().max()) for drops_of_exchange in drops.values()) > 1e-2
+    assert (
+        max(
+            float(torch.stack(drops_of_exchange).abs().max())
+            for drops_of_exchange in drops.values()
+        )
+        > 1e-2
+    )
     for (head, name), drops_by_prompt in drops.items():
-        assert_close(single[name][head], torch.stack(drops_by_prompt).mean(), scale=8.0, msg=f"{head}, {name}")
+        assert_close(
+            single[name][head],
+            torch.stack(drops_by_prompt).mean(),
+            scale=8.0,
+            msg=f"{head}, {name}",
+        )
 
 
 # Gradients and vectors
@@ -1187,7 +1417,9 @@ def saliency(c: Both) -> None:
             "label_to_last": [(n - 1, j) for j in labels],
             "other_to_last": [(n - 1, j) for j in range(n - 1) if j not in labels],
         }
-        kinds["rest"] = [pair for pair in pairs if pair not in kinds["text_to_label"] + kinds["label_to_last"]]
+        kinds["rest"] = [
+            pair for pair in pairs if pair not in kinds["text_to_label"] + kinds["label_to_last"]
+        ]
         for name, pairs_of_kind in kinds.items():
             mean = torch.stack([theirs[:, i, j] for i, j in pairs_of_kind]).mean(0)
             assert_close(getattr(flow, name)[row, layers], mean, msg=name)
@@ -1221,7 +1453,11 @@ def vector_added(c: Both) -> None:
                 edit = writing("resid_post", layer, index, added)
                 ours = il.AddVector(c.vectors, layer, replace=replaced, positions=positions)
                 moves = (positions, layer) != ([2, -3], families.N_LAYERS - 1)
-                c.same(il.edited(c.model, ours, batch=c.batch), lambda row, edit=edit: edit, moves=moves)
+                c.same(
+                    il.edited(c.model, ours, batch=c.batch),
+                    lambda row, edit=edit: edit,
+                    moves=moves,
+                )
 
 
 @checks("AblateSite", "PatchSite")
@@ -1229,14 +1465,19 @@ def sites(c: Both) -> None:
     """Every site at every kind of positions: another prompt's values in one layer and zeros in the
     next or, at all positions, zeros and means.
     """
-    placed = {role: [c.places(row, role) for row in range(len(c.ids))] for role in SITE_ROLES.values()}
+    placed = {
+        role: [c.places(row, role) for row in range(len(c.ids))] for role in SITE_ROLES.values()
+    }
     values = values_at_sites(c.hf, trimmed(c.stretched))
     sets, theirs = [], []
     for site, (positions, role) in product(sites_of(c.hf), SITE_ROLES.items()):
         where = reference_site(site)
         if role == "all":
             mean = torch.cat([seen[where, 2] for seen in values]).mean(0)
-            edits = [il.AblateSite(site, 1), il.AblateSite(site, 2, mode="mean", reference=c.stretched)]
+            edits = [
+                il.AblateSite(site, 1),
+                il.AblateSite(site, 2, mode="mean", reference=c.stretched),
+            ]
             edit_of_row = partial(zeroed_then_mean, where, mean)
         else:
             edits = [
@@ -1247,12 +1488,19 @@ def sites(c: Both) -> None:
         sets.append(edits)
         theirs.append(c.log_probs(edit_of_row))
     their_log_probs = torch.stack(theirs, 1)
-    moved = (their_log_probs - c.clean_log_probs[:, None]).abs().amax((0, 2)).unflatten(0, (-1, len(SITE_ROLES)))
+    moved = (
+        (their_log_probs - c.clean_log_probs[:, None])
+        .abs()
+        .amax((0, 2))
+        .unflatten(0, (-1, len(SITE_ROLES)))
+    )
     assert (moved[:, :2] > 1e-3).all(), "edits at all positions and at the last"
     ours = il.score(c.model, c.batch, [[], *sets])[:, 1:]
     assert_close(ours, their_log_probs[:, :, [FOO, BAR]])
     for number in (3, 14):
-        assert_close(c.within(il.edited(c.model, *sets[number], batch=c.batch)), their_log_probs[:, number])
+        assert_close(
+            c.within(il.edited(c.model, *sets[number], batch=c.batch)), their_log_probs[:, number]
+        )
 
 
 @checks("trace")
@@ -1264,9 +1512,13 @@ def traced(c: Both) -> None:
     for site_number, role_number, layer_number in product(range(2), range(5), range(2)):
         where, layer = reference_site(ours.sites[site_number]), ours.layers[layer_number]
 
-        def exchanged(row: int, where: Any = where, layer: int = layer, role: str = ours.roles[role_number]) -> Edit:
+        def exchanged(
+            row: int, where: Any = where, layer: int = layer, role: str = ours.roles[role_number]
+        ) -> Edit:
             places = c.places(row, SITE_ROLES[role])
-            return writing(where, layer, places, values[row][where, layer][[place + 1 for place in places]])
+            return writing(
+                where, layer, places, values[row][where, layer][[place + 1 for place in places]]
+            )
 
         lost = intact - c.scored(c.log_probs(exchanged))["log_odds"]
         assert_close(ours.lost[:, site_number, role_number, layer_number], lost, scale=8.0)
@@ -1330,7 +1582,11 @@ def vector_gains(c: Both) -> None:
     for ids in trimmed(c.other):
         seen: dict[int, Tensor] = {}
         reference_passes.run(
-            c.hf, ids, lambda what, layer, x, seen=seen: seen.update({layer: x[-1]}) if what == "resid_post" else None
+            c.hf,
+            ids,
+            lambda what, layer, x, seen=seen: (
+                seen.update({layer: x[-1]}) if what == "resid_post" else None
+            ),
         )
         stream.append(torch.stack([seen[layer] for layer in range(families.N_LAYERS)]))
     means = torch.stack(stream).mean(0)
@@ -1353,9 +1609,13 @@ def calibrated(c: Both) -> None:
     """Among two labels, the prior is the mean over two other queries."""
 
     def p(query: str | None) -> Tensor:
-        prompts = c.prompts if query is None else [il.Prompt(x.demonstrations, query) for x in c.prompts]
+        prompts = (
+            c.prompts if query is None else [il.Prompt(x.demonstrations, query) for x in c.prompts]
+        )
         batch = il.tokenize(c.model, prompts, prepend_bos=False, labels=("foo", "bar"))
-        log_probs = torch.stack([reference_passes.run(c.hf, ids).log_probs for ids in trimmed(batch)])
+        log_probs = torch.stack(
+            [reference_passes.run(c.hf, ids).log_probs for ids in trimmed(batch)]
+        )
         return torch.softmax(log_probs[:, [FOO, BAR]], dim=1)
 
     ratio = p(None) / ((p("one") + p("red")) / 2)
@@ -1370,7 +1630,9 @@ def generated(c: Both) -> None:
         for number, edit in enumerate((None, c.removed(c.heads))):
             ids, n, end = c.ids[row], len(c.ids[row]), c.model.tokenizer.eos_token_id
             while len(ids) < n + 3 and (len(ids) == n or int(ids[-1]) != end):
-                ids = torch.cat([ids, reference_passes.run(c.hf, ids, edit).log_probs.argmax()[None]])
+                ids = torch.cat(
+                    [ids, reference_passes.run(c.hf, ids, edit).log_probs.argmax()[None]]
+                )
             assert list(continuations.tokens[number][row]) == ids[n:].tolist()
 
 
@@ -1396,23 +1658,41 @@ def cases() -> Iterator[Any]:
     """Yield every (check, family); quick are one of `IN_TURN`, and increases of each kind."""
     for number, check in enumerate(sorted(CHECKS.keys() - LONG)):
         quick = {"qwen3" if check in READ_NORMS else IN_TURN[number % len(IN_TURN)]}
-        quick |= {*families.in_turn(0, families.CONFIGS.keys() - families.SLOW)} if check == "increases" else set()
+        quick |= (
+            {*families.in_turn(0, families.CONFIGS.keys() - families.SLOW)}
+            if check == "increases"
+            else set()
+        )
         for family in EXACT:
             yield pytest.param(check, family, marks=() if family in quick else pytest.mark.slow)
-    yield from (pytest.param(check, family, marks=pytest.mark.slow) for check in sorted(LONG) for family in EXACT)
+    yield from (
+        pytest.param(check, family, marks=pytest.mark.slow)
+        for check in sorted(LONG)
+        for family in EXACT
+    )
 
 
 @pytest.mark.parametrize(("check", "family"), list(cases()))
 def test_numbers_are_hugging_faces(case_of_family, monkeypatch, family, check) -> None:
     case, (names, compare) = case_of_family(family), CHECKS[check]
-    refused = [name for name in names if is_refused(name, family, lambda name=name: CALLS[name].function(case))]
+    refused = [
+        name
+        for name in names
+        if is_refused(name, family, lambda name=name: CALLS[name].function(case))
+    ]
     if refused:
-        assert set(refused) == names, "check functions that a family refuses apart from those that it has"
+        assert set(refused) == names, (
+            "check functions that a family refuses apart from those that it has"
+        )
         return
     called: set[str] = set()
     for name in names:
         if "." not in name:
             original = getattr(il, name)
-            monkeypatch.setattr(il, name, lambda *a, _f=original, _n=name, **k: called.add(_n) or _f(*a, **k))
+            monkeypatch.setattr(
+                il, name, lambda *a, _f=original, _n=name, **k: called.add(_n) or _f(*a, **k)
+            )
     compare(case)
-    assert called == {name for name in names if "." not in name}, "a check must call what it says that it checks"
+    assert called == {name for name in names if "." not in name}, (
+        "a check must call what it says that it checks"
+    )

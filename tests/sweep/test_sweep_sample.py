@@ -49,7 +49,9 @@ def test_quick_tests_and_those_of_other_files_always_run(file, marks):
     assert len(ids_run("a1b2c3d", tests)) == 40
 
 
-@pytest.mark.parametrize(("file", "mark"), [(SWEEP, "slow"), ("tests/models/test_gguf.py", "rotating")])
+@pytest.mark.parametrize(
+    ("file", "mark"), [(SWEEP, "slow"), ("tests/models/test_gguf.py", "rotating")]
+)
 def test_a_seed_runs_a_sixteenth_and_seeds_together_run_all(file, mark):
     tests = [Test(file, number, mark) for number in range(400)]
     samples = [ids_run(f"seed {number}", tests) for number in range(100)]

@@ -28,7 +28,9 @@ page: str = explanation.to_html()
 log_probs: tuple[float, ...] = explanation.scores.log_probs
 loaded: il.results.TopHeads = il.results.TopHeads.load("best.json")
 
-located = il.locate(model, il.load_task("sentiment-number", n=20, layout="reorder"), k=4, final_norm="frozen")
+located = il.locate(
+    model, il.load_task("sentiment-number", n=20, layout="reorder"), k=4, final_norm="frozen"
+)
 names: list[str] = [str(head) for head in located.heads]
 frame: pd.DataFrame = located.to_frame()
 accuracy: float = il.metrics.accuracy(without, batch.answer)

@@ -32,7 +32,9 @@ class Planted:
     """Planted heads by role, the strongest first; all other heads are noise."""
 
 
-def build(kind: Kind, folder: Path, *, seed: int = 0, preference: float = 0.0, preferred: str = "bar") -> Planted:
+def build(
+    kind: Kind, folder: Path, *, seed: int = 0, preference: float = 0.0, preferred: str = "bar"
+) -> Planted:
     """Write a planted model, drawn from `seed`, into `folder` and return the truth about it.
 
     The bias of the final norm adds `preference` nats to the logit of the label `preferred`, and
@@ -40,9 +42,13 @@ def build(kind: Kind, folder: Path, *, seed: int = 0, preference: float = 0.0, p
     """
     generator = torch.Generator().manual_seed(seed)
     stream = draw_stream(generator)
-    with torch.random.fork_rng(devices=[]):  # transformers draws weights, all of which are replaced here
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # transformers draws weights, all of which are replaced here
         model: Any = GPT2LMHeadModel(_config())
-    tables = [part.weight.data for part in (model.transformer.wte, model.transformer.wpe, model.lm_head)]
+    tables = [
+        part.weight.data for part in (model.transformer.wte, model.transformer.wpe, model.lm_head)
+    ]
     for table, rows in zip(tables, embeddings(stream, generator), strict=True):
         table[:] = rows
     blocks = model.transformer.h
@@ -50,7 +56,9 @@ def build(kind: Kind, folder: Path, *, seed: int = 0, preference: float = 0.0, p
         _write_noise(block, stream, circuits.scale_before(layer), generator)
     sites = circuits.draw_sites(kind, generator)
     for site in sites:
-        _write_head(blocks[site.head.layer].attn, site.head.head, circuits.head_weights(site, stream))
+        _write_head(
+            blocks[site.head.layer].attn, site.head.head, circuits.head_weights(site, stream)
+        )
     if kind == "lookup":
         ffn, (reads, bias, writes) = (
             blocks[circuits.LOOKUP_LAYER].mlp,
@@ -77,7 +85,9 @@ def build(kind: Kind, folder: Path, *, seed: int = 0, preference: float = 0.0, p
     make_tokenizer(N_POSITIONS).save_pretrained(folder)
     words = folder / "words.json"
     write_text(words, json.dumps({"categories": texts()}, indent=1) + "\n")
-    heads = {role: tuple(site.head for site in sites if site.role == role) for role in get_args(Role)}
+    heads = {
+        role: tuple(site.head for site in sites if site.role == role) for role in get_args(Role)
+    }
     return Planted(kind, folder, words, heads)
 
 
@@ -102,7 +112,9 @@ def _write_noise(block: Any, stream: Stream, scale: float, generator: torch.Gene
         _write_head(block.attn, head, noise_head(stream, scale, generator))
     reads, writes = torch.randn(2, D_MODEL, D_MLP, generator=generator) / math.sqrt(D_MODEL)
     block.mlp.c_fc.weight.data[:] = reads
-    block.mlp.c_proj.weight.data[:] = writes.T * circuits.NOISE_FFN_NORM / (GELU_SIZE * math.sqrt(D_MLP))
+    block.mlp.c_proj.weight.data[:] = (
+        writes.T * circuits.NOISE_FFN_NORM / (GELU_SIZE * math.sqrt(D_MLP))
+    )
 
 
 def _write_head(attention: Any, head: int, weights: HeadWeights) -> None:

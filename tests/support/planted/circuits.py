@@ -48,7 +48,9 @@ def draw_sites(kind: Kind, generator: torch.Generator) -> list[Site]:
     indices.
     """
     unused = [torch.randperm(N_HEADS, generator=generator).tolist() for _ in range(N_LAYERS)]
-    mover, *answerers = (Head(layer, unused[layer].pop()) for layer in (MOVER_LAYER, *ANSWER_LAYERS))
+    mover, *answerers = (
+        Head(layer, unused[layer].pop()) for layer in (MOVER_LAYER, *ANSWER_LAYERS)
+    )
     sites = [Site(Head(layer, unused[layer].pop()), "decoy", DECOY_NORM) for layer in DECOY_LAYERS]
     if kind == "untrained":
         return []
@@ -59,7 +61,9 @@ def draw_sites(kind: Kind, generator: torch.Generator) -> list[Site]:
     if kind == "compare-copy":
         sites.append(Site(answerers.pop(0), "comparer", FEATURE))
     role = "copier" if kind == "compare-copy" else kind
-    return sites + [Site(head, role, norm) for head, norm in zip(answerers, ANSWER_NORMS, strict=False)]
+    return sites + [
+        Site(head, role, norm) for head, norm in zip(answerers, ANSWER_NORMS, strict=False)
+    ]
 
 
 def scale_before(layer: int) -> float:
@@ -73,10 +77,14 @@ def scale_before(layer: int) -> float:
 def head_weights(site: Site, stream: Stream) -> HeadWeights:
     """Return the weights of a planted head."""
     scale = scale_before(site.head.layer)
-    texts, labels = (prefer(direction, TYPE_SCORE, TYPE * scale) for direction in (stream.text, stream.label))
+    texts, labels = (
+        prefer(direction, TYPE_SCORE, TYPE * scale) for direction in (stream.text, stream.label)
+    )
     same_category = match(stream.moved, stream.moved, EQUAL_SCORE, FEATURE * scale)
     is_picked = match(stream.picked, stream.identity, EQUAL_SCORE, FEATURE * scale)
-    nearest_text, last_label = (look_back(stream, distance, DISTANCE_SCORE, scale) for distance in (1.5, 2.0))
+    nearest_text, last_label = (
+        look_back(stream, distance, DISTANCE_SCORE, scale) for distance in (1.5, 2.0)
+    )
     terms, reads, writes = {
         "mover": ([texts, nearest_text], stream.category, stream.moved),
         "two-tower": ([labels, same_category], stream.identity, stream.output),

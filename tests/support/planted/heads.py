@@ -84,7 +84,8 @@ def planted_head(
     """
     return HeadWeights(
         query=math.sqrt(D_HEAD) * _to_d_head(torch.cat([term.query for term in terms])),
-        query_bias=math.sqrt(D_HEAD) * _to_d_head(torch.cat([term.bias for term in terms])[:, None])[:, 0],
+        query_bias=math.sqrt(D_HEAD)
+        * _to_d_head(torch.cat([term.bias for term in terms])[:, None])[:, 0],
         key=_to_d_head(torch.cat([term.key for term in terms])),
         value=_to_d_head(reads / size),
         output=_to_d_head(writes * norm),

@@ -13,7 +13,9 @@ from planted.vocabulary import CATEGORIES, COLON, LABELS, texts, token_ids
 
 D_MODEL, N_POSITIONS = 192, 160
 N_WAVES = 8
-FREQUENCIES = torch.logspace(math.log10(1.3), math.log10(0.03), N_WAVES)  # of waves, radians per token
+FREQUENCIES = torch.logspace(
+    math.log10(1.3), math.log10(0.03), N_WAVES
+)  # of waves, radians per token
 FEATURE, TYPE, RANDOM, POSITION = 3.0, 3.0, 2.0, 5.0
 """Norms of the parts of an embedding: category or identity, type of token, a random part,
 position.
@@ -78,7 +80,9 @@ def embeddings(stream: Stream, generator: torch.Generator) -> list[Float[Tensor,
     return [tokens, POSITION * waves_at(torch.arange(float(N_POSITIONS))) @ stream.waves, logits]
 
 
-def _random_rows(directions: Directions, generator: torch.Generator) -> Float[Tensor, "d_vocab d_model"]:
+def _random_rows(
+    directions: Directions, generator: torch.Generator
+) -> Float[Tensor, "d_vocab d_model"]:
     """Draw a unit vector in the span of some directions for every token."""
     rows = torch.randn(len(token_ids()), len(directions), generator=generator)
     return rows / rows.norm(dim=1, keepdim=True) @ directions

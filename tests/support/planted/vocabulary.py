@@ -26,7 +26,9 @@ def texts() -> dict[str, tuple[str, ...]]:
     words = {name: word_list()[name] for name in CATEGORIES}
     listed = list(chain.from_iterable(words.values()))
     return {
-        name: tuple(word for word in words_of_class if listed.count(word) == 1 and word not in LABELS)[:MAX_TEXTS]
+        name: tuple(
+            word for word in words_of_class if listed.count(word) == 1 and word not in LABELS
+        )[:MAX_TEXTS]
         for name, words_of_class in words.items()
     }
 
