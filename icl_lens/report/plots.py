@@ -532,8 +532,7 @@ def trace(table: pd.DataFrame, *, value: str = "log_odds_lost", width: float = C
         ax.set_title(site, loc="left", fontsize=8)
     axes[-1].set_xlabel("layer", fontsize=8)
     bar = figure.colorbar(meshes[0], ax=list(axes), shrink=0.9, pad=0.03)
-    label = "log-odds lost by the answer (nats)"
-    bar.set_label("log-odds lost beyond the control (nats)" if value == "difference" else label)
+    bar.set_label("beyond control (nats)" if value == "difference" else "log-odds lost (nats)")
     bar.ax.yaxis.label.set_fontsize(7)
     bar.ax.tick_params(labelsize=7)
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
