@@ -48,7 +48,9 @@ def test_the_page_has_every_number_and_escapes_names(atlas):
     heads = {str(6 * head.layer + head.head): kinds for head, kinds in atlas.names.items()}
     assert data["kinds"] == heads
     assert "<img" not in page
-    assert atlas.finding.startswith("2 of 24 heads of tiny have a name: induction (1) and needed (1)")
+    assert atlas.finding.startswith(
+        "2 of 24 heads of tiny have a name: induction (1) and needed (1)"
+    )
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", page)
 
 
