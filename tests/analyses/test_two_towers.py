@@ -704,7 +704,7 @@ def test_heads_are_found_by_the_score_that_is_named(icl_mini):
     towers = il.two_towers(icl_mini, "sentiment-number", k=3, by="contrast", n=8, n_random=3)
     drawn = il.load_task("sentiment-number", n=n_drawn(8))
     scanned, _ = scanned_and_tested(drawn, 8)
-    assert list(towers.heads) == il.locate(icl_mini, scanned, k=3).heads
+    assert list(towers.heads) == il.locate(icl_mini, scanned, by="contrast", k=3).heads
     assert towers.scan is None
     assert (
         towers.scan_note

@@ -148,11 +148,11 @@ def test_other_labels_are_the_prompts_own_except_its_answer(gpt2):
     ]
     two_prompts = batch[[0, 3]]
     with pytest.raises(il.InputError, match="got none for prompt 1"):
-        il.locate(gpt2, two_prompts, k=2, against=two_prompts.other_label_tokens)
+        il.locate(gpt2, two_prompts, by="contrast", k=2, against=two_prompts.other_label_tokens)
     with pytest.raises(
         il.InputError, match=r"prompt 1 must have another label .* or pass by='increase'"
     ):
-        il.locate(gpt2, two_prompts, k=2)
+        il.locate(gpt2, two_prompts, by="contrast", k=2)
     assert il.locate(gpt2, two_prompts, k=2, by="increase").by == "increase"
 
 

@@ -43,6 +43,7 @@ CALLS = {name: call.function for name, call in sweep.CALLS.items()} | {
     "head_overlap": lambda c: str(il.head_overlap(c.model, c.heads, c.heads[:1])),
     "live": change_in_live_view,
     "random_head_sets": lambda c: str(il.random_head_sets(c.model, c.heads, draws=2, seed=0)),
+    "HeadAtlas.row": lambda c: str(il.head_atlas(c.model, n_sequences=2).row(c.reader)),
     "MeanScoreParts.sentence": lambda c: mean_parts(c).sentence(c.reader),
     "MeanScoreParts.strongest": lambda c: str(mean_parts(c).strongest(c.reader, "key")),
     "MeanScoreParts.total": lambda c: str(mean_parts(c).total(c.reader)),

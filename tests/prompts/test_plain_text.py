@@ -156,7 +156,7 @@ def test_what_follows_a_capture_works_without_labels(free):
     assert targets.tolist() == FREE["targets"]
     heads = il.head_log_prob_increase(acts, targets)
     assert_close(il.top_heads(acts, targets, k=3).value, heads.mean(0).flatten().topk(3).values)
-    located = il.locate(model, batch, k=3, run=il.Run(batch_size=1))
+    located = il.locate(model, batch, by="increase", k=3, run=il.Run(batch_size=1))
     assert located.heads == il.top_heads(acts, targets, k=3).heads
     assert_close(located.score.mean.float(), heads.mean(0))
     effects = il.head_effects(model, batch, positions="all")
