@@ -77,7 +77,7 @@ class ModelComparison(Result):
         is missing.
         """
         change = self.summary().set_index("measure").loc["log-odds"]
-        return Interval(*change[["change", "low", "high"]]).is_undecided
+        return Interval(*change[["change", "low", "high"]].tolist()).is_undecided
 
     @property
     def same_heads(self) -> bool:

@@ -175,7 +175,7 @@ class Circuit(Result):
             return True
         row = self.curve[self.curve["kept"] == len(self.edges)].iloc[0]
         ends = row["difference"], row["difference_low"], row["difference_high"]
-        return Interval(*ends).is_undecided
+        return Interval(*map(float, ends)).is_undecided
 
     def sentences(self) -> list[str]:
         """Return in words what all edges carry, how much of it the circuit keeps, and which groups
