@@ -58,20 +58,20 @@ def test_ablating_one_prompt_is_ablate_heads(family_folder, load_tiny, capsys, t
 @pytest.mark.parametrize(
     ("options", "by", "layout"),
     [
-        ({}, "contrast", "random"),
+        ({}, "effect", "random"),
         pytest.param(
             {"by": "increase", "layout": "last", "check": False},
             "increase",
             "last",
             marks=pytest.mark.slow,
         ),
-        pytest.param({"by": "effect", "check": False}, "effect", "random", marks=pytest.mark.slow),
+        pytest.param(
+            {"by": "contrast", "check": False}, "contrast", "random", marks=pytest.mark.slow
+        ),
         pytest.param(
             {"by": "exchange", "check": False}, "exchange", "random", marks=pytest.mark.slow
         ),
-        pytest.param(
-            {"mode": "mean", "check": False}, "contrast", "random", marks=pytest.mark.slow
-        ),
+        pytest.param({"mode": "mean", "check": False}, "effect", "random", marks=pytest.mark.slow),
     ],
 )
 def test_ablating_a_task_is_ablate_with_controls(icl_mini, capsys, tmp_path, options, by, layout):

@@ -108,7 +108,7 @@ def test_files_and_text_are_what_python_finds(
 
 @pytest.mark.slow
 def test_heads_are_located_on_the_prompts_that_rank_edges(icl_mini, tmp_path, monkeypatch, capsys):
-    """Heads are ranked by contrast on the locating half; the folder refuses other heads and other
+    """Heads are ranked by effect on the locating half; the folder refuses other heads and other
     prompts.
     """
     out, numbers = tmp_path / "out", tmp_path / "circuit.json"
@@ -129,10 +129,10 @@ def test_heads_are_located_on_the_prompts_that_rank_edges(icl_mini, tmp_path, mo
     code, output, _ = call(monkeypatch, capsys, *task, "-k", 2, "--out", out, "--json", numbers)
     assert code == 0
     locating, _ = CircuitTask(task=TASK, n=8).split_prompts(0)
-    heads = list(map(str, il.locate(icl_mini, locating, k=2, by="contrast").heads))
+    heads = list(map(str, il.locate(icl_mini, locating, k=2, by="effect").heads))
     assert json.loads(numbers.read_text())["readers"] == heads
     assert (
-        f"{', '.join(heads)}, located by contrast on 8 other prompts (with other queries)" in output
+        f"{', '.join(heads)}, located by effect on 8 other prompts (with other queries)" in output
     )
     manifest = json.loads((out / "manifest.json").read_text())
     assert (manifest["by"], manifest["heads"], manifest["n_edges"], manifest["n_random"]) == (

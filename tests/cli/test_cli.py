@@ -430,23 +430,23 @@ def test_templates_are_decoded(run, tiny, tmp_path):
 
 
 @pytest.mark.slow
-def test_locate_shows_the_first_prompt_and_ranks_by_contrast(run, icl_mini, tmp_path):
+def test_locate_shows_the_first_prompt_and_ranks_by_effect(run, icl_mini, tmp_path):
     arguments = ("locate", "-t", "sentiment-number", "-n", 4, "-k", 2, "--no-check")
     for seed in (0, 3):
         _, out, _ = run(*arguments, "--seed", seed)
         assert str(il.load_task("sentiment-number", n=4, seed=seed)[0]) in out
     code, out, _ = run(*arguments, "--out", tmp_path / "run")
     assert code == 0
-    assert "contrast" in out
+    assert "mean effect above zero" in out
     batch = il.tokenize(icl_mini, il.load_task("sentiment-number", n=4))
     located = il.locate(icl_mini, batch, k=2)
     assert all(f"{value:+.3f}" in out for value in located.to_frame()["score"][:2])
-    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["by"] == "contrast"
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["by"] == "effect"
     table = pd.read_csv(tmp_path / "run" / "heads.csv")
     assert_close(table["score"], located.to_frame()["score"])
     code, _, err = run(*arguments, "--by", "increase", "--out", tmp_path / "run")
     assert code == 2
-    assert "--by contrast" in err
+    assert "--by effect" in err
 
 
 def test_a_long_stage_is_announced_once_where_no_bar_is_shown(capsys, monkeypatch):
