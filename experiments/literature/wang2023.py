@@ -45,21 +45,14 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     by_setting = dict(zip(settings, lost.T[1:], strict=True))
     for cut, expected in (("texts to labels", THIRDS[0]), ("labels to last", THIRDS[1])):
         other_third = THIRDS[1 - THIRDS.index(expected)]
-        table.add(
-            f"log-odds lost without attention, {cut}",
-            by_setting[cut, expected],
-            by_setting[cut, other_third],
-            at=expected,
-            versus=f"cut in the {other_third}",
-        )
         random_cut = cut.replace("labels", "random tokens")
-        table.add(
-            f"log-odds lost without attention, {cut}",
-            by_setting[cut, expected],
-            by_setting[random_cut, expected],
-            at=expected,
-            versus=f"{random_cut}, in the same layers",
-        )
+        controls = {
+            f"cut in the {other_third}": by_setting[cut, other_third],
+            f"{random_cut}, in the same layers": by_setting[random_cut, expected],
+        }
+        for versus, control in controls.items():
+            measure = f"log-odds lost without attention, {cut}"
+            table.add(measure, by_setting[cut, expected], control, at=expected, versus=versus)
     return table.write()
 
 

@@ -140,7 +140,9 @@ def ablate(
     console.print(f"{about['model']}: {', '.join(map(str, ablation.heads))}, {how}")
     console.print(ablation)
     print_what_heads_carry(console, behavior, ablation)
-    task.print_more_queries(console, testing, seed=seed, is_undecided=ablation.is_undecided)
+    task.print_more_queries(
+        console, testing, n=task.n, seed=seed, is_undecided=ablation.is_undecided
+    )
     output.show(page, console)
     if output_folder.out is not None:
         console.print(f"Table: {output_folder.out / 'conditions.csv'}", soft_wrap=True)

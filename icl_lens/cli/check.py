@@ -40,7 +40,6 @@ def check(
     The prompts are in balanced random order. The result is kept on disk, and the other commands
     print it for the same model, task and options.
     """
-    from icl_lens.cli.more_queries import print_more_queries
     from icl_lens.prompts.prompt_list import demonstrations_each
 
     output.check()
@@ -59,12 +58,7 @@ def check(
         page = output.write(behavior.to_html)
         output.write_json(behavior.to_json)
         console.print(behavior)
-        print_more_queries(
-            console,
-            task.find_task(),
-            prompts,
-            lambda n: task.prompts(n=n, seed=seed),
-            n=n,
-            is_undecided=behavior.is_undecided,
+        task.print_more_queries(
+            console, prompts, n=n, seed=seed, is_undecided=behavior.is_undecided
         )
         output.show(page, console)

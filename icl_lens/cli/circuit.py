@@ -132,7 +132,7 @@ def circuit(
         console.print(f"{about['model']}: {', '.join(map(str, located_circuit.readers))}, {how}")
         console.print(located_circuit)
         is_undecided = located_circuit.is_undecided
-        task.print_more_queries(console, testing, seed=seed, is_undecided=is_undecided)
+        task.print_more_queries(console, testing, n=task.n, seed=seed, is_undecided=is_undecided)
         output.show(page, console)
         if folder is not None:
             console.print(

@@ -75,7 +75,6 @@ def compare(
     from icl_lens import Run, compare_models, explain
     from icl_lens.analyses.comparison import compare as compare_explanations
     from icl_lens.analyses.model_comparison import ModelComparison
-    from icl_lens.cli.more_queries import print_more_queries
 
     _check_number(n, models, task, output_folder)
     prompts: list[Any] = task.sample_prompts(
@@ -120,13 +119,8 @@ def compare(
     page = output.write(comparison.to_html)
     console.print(comparison)
     if isinstance(comparison, ModelComparison):
-        print_more_queries(
-            console,
-            task.find_task(),
-            prompts,
-            lambda n: task.prompts(n=n, seed=seed),
-            n=n,
-            is_undecided=comparison.is_undecided,
+        task.print_more_queries(
+            console, prompts, n=n, seed=seed, is_undecided=comparison.is_undecided
         )
     output.show(page, console)
 

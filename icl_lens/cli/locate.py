@@ -138,7 +138,7 @@ def locate(
         console.print(located.finding, style="bold")
         print_what_heads_carry(console, behavior, located.removal)
         is_undecided = located.removal is not None and located.removal.is_undecided
-        task.print_more_queries(console, testing, seed=seed, is_undecided=is_undecided)
+        task.print_more_queries(console, testing, n=task.n, seed=seed, is_undecided=is_undecided)
         if located.n_shared_queries:
             console.print(shared_queries_remedy(task, seed))
         console.print(_table(located))

@@ -9,29 +9,10 @@ from typing import TYPE_CHECKING
 from icl_lens.prompts.tasks import Task
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from icl_lens.prompts.prompt import Prompt
 
 TIMES_MORE = 4
 """Of how many times more prompts the queries are counted: half the width of an interval."""
-
-
-def print_more_queries(
-    console: "Console",
-    task: Task,
-    prompts: "Sequence[Prompt]",
-    draw: "Callable[[int], Sequence[Prompt]]",
-    *,
-    n: int,
-    is_undecided: bool,
-) -> None:
-    """Print how many queries prompts have, and what gives more, if a result of them is undecided.
-
-    `draw` returns the prompts that the command would measure for another `-n`, which was `n`.
-    """
-    if is_undecided:
-        console.print(more_queries_sentence(task, prompts, draw, n=n))
 
 
 def more_queries_sentence(
@@ -42,6 +23,8 @@ def more_queries_sentence(
     n: int,
 ) -> str:
     """Return how many different queries prompts of a task have, and what gives more of them.
+
+    `draw` returns the prompts that the command would measure for another `-n`, which was `n`.
 
     Example:
         >>> from icl_lens.cli.more_queries import more_queries_sentence

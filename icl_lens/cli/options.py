@@ -410,7 +410,7 @@ class TaskOptions:
     ) -> "TaskCheck | PairCheck | None":
         """Print one sentence about what the model does on the task; return its numbers.
 
-        If the command goes on with the accuracy of other prompts, `measured`, it says so.
+        `measured` are the prompts of the numbers below it: a sentence says if they are others.
 
         The check is one that an earlier command has kept, or is made on at most `n` prompts. If
         these are too few, print how to check instead. Without a task or with --no-check, print
@@ -435,6 +435,32 @@ class TaskOptions:
                 console.print("The numbers below are of another sample of the task's prompts.")
         console.print()
         return behavior
+
+    def measured_prompts(self, n: int, seed: int) -> "list[Prompt]":
+        """Return the prompts that a command measures with `-n`."""
+        return self.prompts(n=n, seed=seed)
+
+    def print_more_queries(
+        self,
+        console: Console,
+        measured: "Sequence[Prompt]",
+        *,
+        n: int,
+        seed: int,
+        is_undecided: bool,
+    ) -> None:
+        """Print how many queries the measured prompts have, and what gives more, if a result of
+        them is undecided; without a task, print nothing.
+        """
+        from icl_lens.cli.more_queries import more_queries_sentence
+
+        if not is_undecided or self.name is None:
+            return
+
+        def draw(n: int) -> "list[Prompt]":
+            return self.measured_prompts(n, seed)
+
+        console.print(more_queries_sentence(self.find_task(), measured, draw, n=n))
 
     def behavior(
         self,
@@ -613,24 +639,9 @@ class SplitTask(TaskOptions):
                 return locating, testing
         return prompts[:half], prompts[half:][: self.n]
 
-    def print_more_queries(
-        self, console: Console, tested: "Sequence[Prompt]", *, seed: int, is_undecided: bool
-    ) -> None:
-        """Print how many queries the test prompts have, and what gives more, if a result of them is
-        undecided; without a task, print nothing.
-        """
-        from icl_lens.cli.more_queries import print_more_queries
-
-        if self.name is None:
-            return
-        print_more_queries(
-            console,
-            self.find_task(),
-            tested,
-            lambda n: replace(self, n=n).split_prompts(seed)[1],
-            n=self.n,
-            is_undecided=is_undecided,
-        )
+    def measured_prompts(self, n: int, seed: int) -> "list[Prompt]":
+        """Return the test prompts."""
+        return replace(self, n=n).split_prompts(seed)[1]
 
 
 def shared_queries_remedy(task: SplitTask, seed: int) -> str:

@@ -122,5 +122,7 @@ def towers(
         lambda: exchange_report.to_json(command=command, task_check=behavior and behavior.to_dict())
     )
     console.print(exchange_report)
-    task.print_more_queries(console, tested, seed=seed, is_undecided=exchange_report.is_undecided)
+    task.print_more_queries(
+        console, tested, n=task.n, seed=seed, is_undecided=exchange_report.is_undecided
+    )
     output.show(page, console)
