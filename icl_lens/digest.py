@@ -29,6 +29,8 @@ def weights_digest(tensors: Mapping[str, Tensor]) -> str:
         size = tensor.numel()
         places = torch.arange(0, size, max(1, size // 512), device=tensor.device)
         # Index, since `reshape` would copy a transposed matrix.
-        numbers = tensor.detach()[torch.unravel_index(places, tensor.shape)].to("cpu", torch.float32)
+        numbers = tensor.detach()[torch.unravel_index(places, tensor.shape)].to(
+            "cpu", torch.float32
+        )
         digest.update(f"{name}{tuple(tensor.shape)}".encode() + numbers.numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -113,7 +113,9 @@ def warn_user(message: str) -> None:
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise InputError unless `value` is one of `choices`."""
     if not isinstance(value, str) or value not in choices:
-        raise InputError(f"{name} must be one of {', '.join(map(repr, choices))}, got {short_repr(value)}")
+        raise InputError(
+            f"{name} must be one of {', '.join(map(repr, choices))}, got {short_repr(value)}"
+        )
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

@@ -38,7 +38,9 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         is_new = target is not None and not target.exists()
         # The system applies the umask to a new file. To read the umask is to set it for a moment,
         # for all threads.
-        os.close(os.open(temp_path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if is_new else 0o600))
+        os.close(
+            os.open(temp_path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if is_new else 0o600)
+        )
     except (OSError, ValueError, RuntimeError) as error:  # a null byte in the name, a symlink loop
         raise _write_error(path, error) from error
     try:
@@ -114,7 +116,9 @@ def check_writable(*paths: str | Path | None) -> None:
         except (OSError, ValueError, RuntimeError) as error:
             raise _write_error(path, error) from error
         if str(target) in seen:
-            raise InputError(f"{str(path)!r} is given for two outputs; pass a different file for each")
+            raise InputError(
+                f"{str(path)!r} is given for two outputs; pass a different file for each"
+            )
         seen[str(target)] = path
 
 

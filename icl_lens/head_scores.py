@@ -33,7 +33,9 @@ DIRECT_SCORES: tuple[DirectScore, ...] = get_args(DirectScore)
 SomeScore = TypeVar("SomeScore", Score, DirectScore)
 
 
-def choose_score(by: SomeScore | None, choices: Sequence[SomeScore], *, comparable: bool) -> SomeScore:
+def choose_score(
+    by: SomeScore | None, choices: Sequence[SomeScore], *, comparable: bool
+) -> SomeScore:
     """Return the score that ranks what is written on a prompt: `by` or, by default, contrast if
     there are tokens to compare with.
 

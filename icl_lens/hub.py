@@ -122,10 +122,14 @@ def open_repository(
             message,
         )
         return cached
-    return Repository(name, kind, revision, str(info.sha), tuple(file.rfilename for file in info.siblings or ()))
+    return Repository(
+        name, kind, revision, str(info.sha), tuple(file.rfilename for file in info.siblings or ())
+    )
 
 
-def explain_hub_error(error: BaseException, name: str, kind: Kind, revision: str | None = None) -> str:
+def explain_hub_error(
+    error: BaseException, name: str, kind: Kind, revision: str | None = None
+) -> str:
     """Return one sentence, without a full stop, with the cause of a failed request or download and
     a remedy.
     """
@@ -188,11 +192,19 @@ def _in_cache(name: str, kind: Kind, revision: str | None) -> Repository | None:
     """
     folder = _cache_folder(name, kind)
     reference = folder / "refs" / (revision or "main")
-    commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else (revision or "main")
+    commit = (
+        reference.read_text(encoding="utf-8").strip()
+        if reference.is_file()
+        else (revision or "main")
+    )
     snapshot = folder / "snapshots" / commit
     if not re.fullmatch(r"[0-9a-f]{40}", commit) or not snapshot.is_dir():
         return None
-    files = tuple(path.relative_to(snapshot).as_posix() for path in sorted(snapshot.rglob("*")) if path.is_file())
+    files = tuple(
+        path.relative_to(snapshot).as_posix()
+        for path in sorted(snapshot.rglob("*"))
+        if path.is_file()
+    )
     return Repository(name, kind, revision, commit, files, from_cache=True)
 
 

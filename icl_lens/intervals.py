@@ -112,15 +112,23 @@ def bootstrap_interval(
     fewer than one draw, a number of `clusters` other than that of prompts, or rows of several
     numbers without a `statistic`.
     """
-    rows = np.asarray(per_prompt.detach().cpu() if isinstance(per_prompt, Tensor) else per_prompt, dtype=float)
+    rows = np.asarray(
+        per_prompt.detach().cpu() if isinstance(per_prompt, Tensor) else per_prompt, dtype=float
+    )
     n = len(rows)
     if n < 2:
-        raise InputError(f"per_prompt must have at least two rows for an interval, got {n}; use more prompts")
+        raise InputError(
+            f"per_prompt must have at least two rows for an interval, got {n}; use more prompts"
+        )
     if not np.isfinite(rows).all():
         n_invalid = int((~np.isfinite(rows)).sum())
-        raise InputError(f"per_prompt must be finite, got {n_invalid} NaN or infinite values; drop them")
+        raise InputError(
+            f"per_prompt must be finite, got {n_invalid} NaN or infinite values; drop them"
+        )
     if not 0 < level < 1 or draws < 1:
-        raise InputError(f"level must be between 0 and 1 and draws at least 1, got level={level} and draws={draws}")
+        raise InputError(
+            f"level must be between 0 and 1 and draws at least 1, got level={level} and draws={draws}"
+        )
     if statistic is None and rows.ndim != 1:
         raise InputError(
             f"per_prompt must have one number per prompt, got shape {rows.shape}; pass statistic= to reduce rows to "
@@ -129,7 +137,9 @@ def bootstrap_interval(
     if clusters is None:
         clusters = range(n)
     if len(clusters) != n:
-        raise InputError(f"clusters must have one entry per prompt, {n}, got {len(clusters)}; pass batch.queries")
+        raise InputError(
+            f"clusters must have one entry per prompt, {n}, got {len(clusters)}; pass batch.queries"
+        )
     cluster = cluster_index(clusters)
     sizes = np.bincount(cluster).astype(float)
     if statistic is None:
@@ -137,7 +147,9 @@ def bootstrap_interval(
         sums = np.bincount(cluster, weights=rows)
     else:
         value = float(statistic(rows))
-        without = np.array([statistic(rows[cluster != number]) for number in range(len(sizes))], dtype=float)
+        without = np.array(
+            [statistic(rows[cluster != number]) for number in range(len(sizes))], dtype=float
+        )
         sums = _sums_from_leave_one_out(value, without, sizes)
     return _interval(value, sums, sizes, bounds=bounds, level=level, draws=draws, seed=seed)
 
@@ -148,7 +160,9 @@ def mean_intervals(
     *,
     bounds: tuple[float, float] | None = None,
     level: float = LEVEL,
-) -> tuple[Float[np.ndarray, " column"], Float[np.ndarray, " column"], Float[np.ndarray, " column"]]:
+) -> tuple[
+    Float[np.ndarray, " column"], Float[np.ndarray, " column"], Float[np.ndarray, " column"]
+]:
     """Return each column's mean and the low and high ends of its `bootstrap_interval` with
     `clusters`.
 
@@ -164,7 +178,9 @@ def mean_intervals(
     low, high = studentized_ends(sums, sizes, level=level)
     if bounds is not None:
         for column in range(len(mean)):
-            interval = _within(Interval(mean[column], low[column], high[column]), bounds, len(sizes), level)
+            interval = _within(
+                Interval(mean[column], low[column], high[column]), bounds, len(sizes), level
+            )
             low[column], high[column] = interval.low, interval.high
     return mean, low, high
 
@@ -192,7 +208,9 @@ def interval_table(
         >>> table.columns.tolist(), len(table)
         (['layer', 'head', 'effect', 'low', 'high'], 48)
     """
-    rows = np.asarray(values.detach().cpu().double() if isinstance(values, Tensor) else values, dtype=float)
+    rows = np.asarray(
+        values.detach().cpu().double() if isinstance(values, Tensor) else values, dtype=float
+    )
     shape = [len(clusters), *map(len, axes.values())]
     if list(rows.shape) != shape:
         raise InputError(
@@ -200,7 +218,9 @@ def interval_table(
             "prompt and the entries of every other axis"
         )
     mean, low, high = mean_intervals(rows.reshape(len(rows), -1), clusters)
-    index = pd.MultiIndex.from_product([list(entries) for entries in axes.values()], names=list(axes))
+    index = pd.MultiIndex.from_product(
+        [list(entries) for entries in axes.values()], names=list(axes)
+    )
     return index.to_frame(index=False).assign(**{value: mean}, low=low, high=high)
 
 
@@ -215,7 +235,9 @@ def leave_one_out_weights(clusters: Sequence[object] | np.ndarray) -> Float[np.n
     n_clusters = int(cluster.max()) + 1
     weights = np.ones((1, len(cluster)))
     if n_clusters > 1:
-        weights = np.concatenate([weights, (cluster != np.arange(n_clusters)[:, None]).astype(float)])
+        weights = np.concatenate(
+            [weights, (cluster != np.arange(n_clusters)[:, None]).astype(float)]
+        )
     return weights / weights.sum(1, keepdims=True)
 
 
@@ -281,7 +303,11 @@ def with_random_sets(
         n_sets = len(means)
         if n_sets < MIN_RANDOM_SETS:
             return Interval(interval.value, math.nan, math.nan)
-        reach = student_quantile(0.5 + level / 2, n_sets - 1) * float(np.std(means, ddof=1)) / math.sqrt(n_sets)
+        reach = (
+            student_quantile(0.5 + level / 2, n_sets - 1)
+            * float(np.std(means, ddof=1))
+            / math.sqrt(n_sets)
+        )
         variance += reach**2
     low = interval.value - math.sqrt((interval.value - interval.low) ** 2 + variance)
     high = interval.value + math.sqrt((interval.high - interval.value) ** 2 + variance)
@@ -291,7 +317,10 @@ def with_random_sets(
 
 
 def beside_random_sets(
-    value: float, values_of_sets: Float[np.ndarray, " set"] | Sequence[float], *, level: float = LEVEL
+    value: float,
+    values_of_sets: Float[np.ndarray, " set"] | Sequence[float],
+    *,
+    level: float = LEVEL,
 ) -> Interval:
     """Return a value of one prompt minus the mean of random sets, with the interval in which
     another set would lie.
@@ -301,7 +330,9 @@ def beside_random_sets(
     """
     n_sets = len(values_of_sets)
     if n_sets < MIN_RANDOM_SETS:
-        return Interval(value - float(np.mean(values_of_sets)) if n_sets else math.nan, math.nan, math.nan)
+        return Interval(
+            value - float(np.mean(values_of_sets)) if n_sets else math.nan, math.nan, math.nan
+        )
     difference = value - float(np.mean(values_of_sets))
     spread = float(np.std(values_of_sets, ddof=1)) * math.sqrt(1 + 1 / n_sets)
     reach = student_quantile(0.5 + level / 2, n_sets - 1) * spread
@@ -378,7 +409,11 @@ def cluster_index(clusters: Sequence[object] | np.ndarray) -> Int[np.ndarray, " 
 
     If there are more than `MAX_CLUSTERS`, several clusters share a number.
     """
-    keys = clusters if isinstance(clusters, np.ndarray) else np.array([str(cluster) for cluster in clusters])
+    keys = (
+        clusters
+        if isinstance(clusters, np.ndarray)
+        else np.array([str(cluster) for cluster in clusters])
+    )
     return np.unique(keys, return_inverse=True)[1] % MAX_CLUSTERS
 
 
@@ -455,12 +490,16 @@ def _interval(
 ) -> Interval:
     """Return the value with the studentized ends of the mean of the sums, moved to it."""
     low, high = studentized_ends(sums[:, None], sizes, level=level, draws=draws, seed=seed)[:, 0]
-    shift = value - float(sums.sum() / sizes.sum())  # 0 for a mean, and small for a smooth statistic
+    shift = value - float(
+        sums.sum() / sizes.sum()
+    )  # 0 for a mean, and small for a smooth statistic
     interval = Interval(value, float(low) + shift, float(high) + shift)
     return interval if bounds is None else _within(interval, bounds, len(sizes), level)
 
 
-def _within(interval: Interval, bounds: tuple[float, float], n_clusters: int, level: float) -> Interval:
+def _within(
+    interval: Interval, bounds: tuple[float, float], n_clusters: int, level: float
+) -> Interval:
     """Return the interval within the bounds; one of zero width gets the exact binomial width."""
     value, low, high = interval
     if math.isnan(low):

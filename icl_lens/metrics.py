@@ -80,9 +80,13 @@ def is_correct(
             "scores must have shape [batch label] and answer shape [batch], got "
             f"{tuple(scores.shape)} and {tuple(answer.shape)}"
         )
-    mask = torch.ones_like(scores, dtype=torch.bool) if choices is None else choices.to(scores.device)
+    mask = (
+        torch.ones_like(scores, dtype=torch.bool) if choices is None else choices.to(scores.device)
+    )
     answer = answer.to(scores.device)
-    if bool(((answer < 0) | (answer >= scores.shape[1])).any()) or not bool(mask.gather(1, answer[:, None]).all()):
+    if bool(((answer < 0) | (answer >= scores.shape[1])).any()) or not bool(
+        mask.gather(1, answer[:, None]).all()
+    ):
         raise InputError(
             "every prompt must have an answer among its labels, and some have none; add answers or drop these prompts"
         )
@@ -96,7 +100,9 @@ def is_correct(
     return best.indices == answer
 
 
-def _label_indices(scores: Float[Tensor, "batch label"], answers: Sequence[str]) -> Int[Tensor, " batch"]:
+def _label_indices(
+    scores: Float[Tensor, "batch label"], answers: Sequence[str]
+) -> Int[Tensor, " batch"]:
     """Return the column of each answer; raise InputError for scores without labels and for other
     labels.
     """
@@ -108,7 +114,9 @@ def _label_indices(scores: Float[Tensor, "batch label"], answers: Sequence[str])
         )
     for answer in answers:
         if answer not in labels:
-            raise InputError(f"answer must have labels of the scores {labels!r}, got {short_repr(answer)}")
+            raise InputError(
+                f"answer must have labels of the scores {labels!r}, got {short_repr(answer)}"
+            )
     return torch.tensor([labels.index(answer) for answer in answers], dtype=torch.long)
 
 
@@ -152,14 +160,18 @@ def ranks_with_ties(values: Float[Tensor, "*rest n"]) -> Float[Tensor, "*rest n"
         [2.5, 0.0, 2.5, 1.0]
     """
     if bool(values.isnan().any()):
-        raise InputError(f"values must not be NaN, got {int(values.isnan().sum())} NaN values; drop them")
+        raise InputError(
+            f"values must not be NaN, got {int(values.isnan().sum())} NaN values; drop them"
+        )
     values = values.contiguous()
     ordered = values.sort(-1).values
     below, up_to = (torch.searchsorted(ordered, values, side=side) for side in ("left", "right"))
     return (below + up_to - 1).double() / 2
 
 
-def spearman(first: Float[Tensor, "*#rest n"], second: Float[Tensor, "*#rest n"]) -> Float[Tensor, "*_"]:
+def spearman(
+    first: Float[Tensor, "*#rest n"], second: Float[Tensor, "*#rest n"]
+) -> Float[Tensor, "*_"]:
     """Return the rank correlation of two scores of the same items along the last axis, -1 to 1.
 
     The other axes broadcast. NaN where one of the two is constant.
@@ -205,7 +217,9 @@ class Agreement(Result):
         return table_view("Agreement of two rankings of heads", columns, 1)
 
 
-def agreement(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head"], *, k: int = 20) -> Agreement:
+def agreement(
+    one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head"], *, k: int = 20
+) -> Agreement:
     """Return how well two scores of the same heads agree in ranking, such as causal effects and
     increases.
 
@@ -219,7 +233,9 @@ def agreement(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head
     """
     n = one.numel()
     if one.shape != other.shape:
-        raise InputError(f"one and other must have the same shape, got {tuple(one.shape)} and {tuple(other.shape)}")
+        raise InputError(
+            f"one and other must have the same shape, got {tuple(one.shape)} and {tuple(other.shape)}"
+        )
     if not 1 <= k <= n:
         raise InputError(f"k must be between 1 and {n} (heads), got {short_repr(k)}")
     first, second = (scores.flatten().double().cpu() for scores in (one, other))
@@ -276,13 +292,19 @@ def label_log_odds(
     `scores` are log-probabilities; with two labels the result is their difference. Raise InputError
     if a prompt has no such label (-1) or no other label.
     """
-    mask = torch.ones_like(scores, dtype=torch.bool) if choices is None else choices.to(scores.device)
+    mask = (
+        torch.ones_like(scores, dtype=torch.bool) if choices is None else choices.to(scores.device)
+    )
     label = label.to(scores.device)
     if bool((label < 0).any()):
-        raise InputError("label must be an index for every prompt, and some are -1; drop these prompts")
+        raise InputError(
+            "label must be an index for every prompt, and some are -1; drop these prompts"
+        )
     is_other = mask.scatter(1, label[:, None], False)
     if not bool(is_other.any(-1).all()):
-        raise InputError("some prompts have only one label, so their log-odds are undefined; drop these prompts")
+        raise InputError(
+            "some prompts have only one label, so their log-odds are undefined; drop these prompts"
+        )
     label_score = scores.gather(1, label[:, None])[:, 0]
     return label_score - scores.masked_fill(~is_other, -torch.inf).logsumexp(-1)
 
@@ -315,14 +337,21 @@ def label_aurocs(
     """
     n, n_labels = scores.shape
     weights = np.full((1, n), 1 / n) if weights is None else weights
-    is_choice = torch.ones_like(scores, dtype=torch.bool) if choices is None else choices.to(scores.device)
+    is_choice = (
+        torch.ones_like(scores, dtype=torch.bool) if choices is None else choices.to(scores.device)
+    )
     aurocs = np.full((len(weights), n_labels), np.nan)
     for index in range(n_labels):
         rows = is_choice[:, index].nonzero()[:, 0]
         if not len(rows):
             continue
         labels_of_rows = torch.full_like(rows, index)
-        odds = label_log_odds(scores[rows], labels_of_rows, choices=is_choice[rows]).double().cpu().numpy()
+        odds = (
+            label_log_odds(scores[rows], labels_of_rows, choices=is_choice[rows])
+            .double()
+            .cpu()
+            .numpy()
+        )
         is_positive = (label.to(rows.device)[rows] == index).cpu().numpy()
         if is_positive.all() or not is_positive.any():
             continue
@@ -378,7 +407,10 @@ def bias_gap(
     both kinds of prompts are present.
     """
     answer, favored = answer.to(correct.device), favored.to(correct.device)
-    is_favored, is_other = (favored >= 0) & (answer == favored), (favored >= 0) & (answer != favored)
+    is_favored, is_other = (
+        (favored >= 0) & (answer == favored),
+        (favored >= 0) & (answer != favored),
+    )
     if not bool(is_favored.any()) or not bool(is_other.any()):
         raise InputError(
             "a bias needs prompts whose answer is the favored label and prompts whose answer is another, got "

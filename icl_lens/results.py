@@ -45,7 +45,11 @@ def load(path: str | Path) -> Any:
     remedy = "pass a file written by the save method of a result"
     format_name = read(path, remedy).get("format")
     for kind in map(_public, _names):
-        if isinstance(kind, type) and issubclass(kind, Result) and kind.format_name() == format_name:
+        if (
+            isinstance(kind, type)
+            and issubclass(kind, Result)
+            and kind.format_name() == format_name
+        ):
             return kind.load(path)
     if format_name in FORMER_FORMATS:
         version = f"of an earlier version ({format_name})"

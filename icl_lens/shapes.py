@@ -12,7 +12,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from jaxtyping import AbstractArray
 
 
-def check_shapes(kind: type, values: Mapping[str, Any], axes: Mapping[str, int] | None = None) -> None:
+def check_shapes(
+    kind: type, values: Mapping[str, Any], axes: Mapping[str, int] | None = None
+) -> None:
     """Raise ValueError, naming the field, for another dtype or shape than `kind` annotates.
 
     `axes` are sizes known beforehand, by the name of the axis.

@@ -186,7 +186,9 @@ class Survey:
 
     def _random_tokens(self, n_sequences: int) -> None:
         n_tokens = min(N_TOKENS, self.view.model.cfg.n_ctx // 2 - 2)
-        attention = repeated_token_attention(self.view.model, n=n_sequences, n_tokens=n_tokens, seed=self.seed)
+        attention = repeated_token_attention(
+            self.view.model, n=n_sequences, n_tokens=n_tokens, seed=self.seed
+        )
         names = list(map(str, range(n_sequences)))
         for name, values in attention.items():
             self.add(name, values.numpy(), names)
@@ -277,7 +279,9 @@ class Survey:
 
     def _columns(self, measure: HeadMeasure, batch: PromptBatch, run: Run) -> dict[str, np.ndarray]:
         """Return what a score of `il.locate` is of each prompt."""
-        return self._stream(measure.by, measure.measure, batch, run, measure.plan(run), measure.options())
+        return self._stream(
+            measure.by, measure.measure, batch, run, measure.plan(run), measure.options()
+        )
 
     def _read(self, batch: PromptBatch, run: Run) -> None:
         measure = task_scores.ReadScores(self.view, batch)
@@ -316,5 +320,7 @@ class Survey:
         options: dict[str, Any] | None = None,
     ) -> dict[str, np.ndarray]:
         """Return what `measure` gives for each prompt, from batches that the run's folder stores."""
-        with start(run.part(name), self.view.model, batch, name, options or {}, plan=plan) as stream:
+        with start(
+            run.part(name), self.view.model, batch, name, options or {}, plan=plan
+        ) as stream:
             return stream.map(DEFINITIONS[name].title if name in DEFINITIONS else name, measure)

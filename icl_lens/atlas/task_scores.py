@@ -68,7 +68,9 @@ def true_and_false_labels(
     return is_shown & is_answer, is_shown & ~is_answer
 
 
-def attention_of_labels_to_texts(view: ModelView, batch: PromptBatch) -> Float[Tensor, "batch layer head"]:
+def attention_of_labels_to_texts(
+    view: ModelView, batch: PromptBatch
+) -> Float[Tensor, "batch layer head"]:
     """Return the attention from each label's scored token to the text of its demonstration, summed
     over the text's tokens, mean over demonstrations; one forward pass.
     """

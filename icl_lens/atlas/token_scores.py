@@ -61,7 +61,9 @@ def tokenized_texts(view: ModelView, texts: Sequence[str]) -> PromptBatch:
     except InputError as error:
         if "vocabulary" not in str(error):
             raise
-        raise InputError("the model's vocabulary lacks words of the texts (pass text= in its own words)") from error
+        raise InputError(
+            "the model's vocabulary lacks words of the texts (pass text= in its own words)"
+        ) from error
     unknown = getattr(view.model.tokenizer, "unk_token_id", None)
     is_unknown = (batch.tokens == unknown) & batch.attention_mask.bool()
     share = float(is_unknown.sum() / batch.attention_mask.sum())

@@ -70,7 +70,9 @@ def small_circuits(view: ModelView) -> list[Float[Tensor, "head d_head d_head"]]
     return circuits
 
 
-def _unembedding_times_embedding(view: ModelView, readout: Readout, layer: int) -> Float[Tensor, "d_model d_model"]:
+def _unembedding_times_embedding(
+    view: ModelView, readout: Readout, layer: int
+) -> Float[Tensor, "d_model d_model"]:
     """Return the sum over the vocabulary of each token's unembedding times its embedding, normed as
     in a layer but without gain and shift.
     """
