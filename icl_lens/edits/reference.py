@@ -63,7 +63,11 @@ def mean_z(
         weight = sum(len(batch) for batch in batches)
     else:
         weight = sum(int(batch.attention_mask.sum()) for batch in batches)
-    means = {layer: total[None] / weight for layer, total in sums.items()}
+    return finite_means({layer: total[None] / weight for layer, total in sums.items()})
+
+
+def finite_means(means: dict[int, Tensor]) -> dict[int, Tensor]:
+    """Return layer -> mean over a reference; raise InputError unless all are finite."""
     if not all(bool(mean.isfinite().all()) for mean in means.values()):
         raise InputError(
             "the mean over reference must be finite, got NaN or infinite values; pass other prompts"

@@ -6,7 +6,7 @@ prompts are paired in order, and the tokens of a pair from their ends: the last 
 which has read the others, corresponds to the last. A token without a counterpart is not edited.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
@@ -67,37 +67,54 @@ def checked_positions(positions: object) -> str | tuple[int, ...]:
     return tuple(listed)
 
 
-def stretches(batch: PromptBatch, row: int, positions: str | tuple[int, ...]) -> list[list[int]]:
-    """Return the positions of one prompt, one list for each stretch of neighbors of a role.
+def stretches(
+    batch: PromptBatch, rows: Iterable[int], positions: str | tuple[int, ...]
+) -> dict[int, list[list[int]]]:
+    """Return row -> the positions of its prompt, one list for each stretch of neighbors of a role.
 
-    Raise InputError for listed positions outside the prompt, and for roles that it does not have.
+    Raise InputError for listed positions outside a prompt, and for roles that it does not have.
     """
-    n_tokens = int(batch.last[row]) + 1
-    if positions == "all":
-        return [list(range(n_tokens))]
-    if positions == "last":
-        return [[n_tokens - 1]]
-    if not isinstance(positions, str):
-        if any(not -n_tokens <= position < n_tokens for position in positions):
-            raise InputError(
-                f"positions must be in every prompt, prompt {row} with {n_tokens} tokens, got "
-                f"{list(positions)}"
-            )
-        return [[position % n_tokens] for position in positions]
-    role = ROLE_NAMES[cast(TokenRole, positions)]
-    has_role = role_masks(batch[[row]], [role])[0, 0].tolist()
+    by_row: dict[int, list[list[int]]] = {}
+    if positions in ROLE_NAMES:
+        role = ROLE_NAMES[cast(TokenRole, positions)]
+        has_role = role_masks(batch, [role])[:, 0].tolist()
+        for row in rows:
+            by_row[row] = _neighbors(has_role[row])
+            if not by_row[row] and not batch.has_demonstrations:
+                raise InputError(
+                    "positions must be 'all', 'last', 'query' or a list for prompts without "
+                    f"demonstrations, got {positions!r}"
+                )
+        return by_row
+    n_tokens_of = (batch.last + 1).tolist()
+    for row in rows:
+        by_row[row] = _listed(positions, row, n_tokens_of[row])
+    return by_row
+
+
+def _neighbors(has_role: Sequence[bool]) -> list[list[int]]:
+    """Return the positions of a role, one list for each stretch."""
     by_stretch: list[list[int]] = []
     for position, is_in_role in enumerate(has_role):
         if is_in_role and (position == 0 or not has_role[position - 1]):
             by_stretch.append([])
         if is_in_role:
             by_stretch[-1].append(position)
-    if not by_stretch and not batch.has_demonstrations:
-        raise InputError(
-            "positions must be 'all', 'last', 'query' or a list for prompts without "
-            f"demonstrations, got {positions!r}"
-        )
     return by_stretch
+
+
+def _listed(positions: str | tuple[int, ...], row: int, n_tokens: int) -> list[list[int]]:
+    """Return all positions of a prompt as one stretch, or the last, or listed ones as one each."""
+    if positions == "all":
+        return [list(range(n_tokens))]
+    if isinstance(positions, str):
+        return [[n_tokens - 1]]
+    if any(not -n_tokens <= position < n_tokens for position in positions):
+        raise InputError(
+            f"positions must be in every prompt, prompt {row} with {n_tokens} tokens, got "
+            f"{list(positions)}"
+        )
+    return [[position % n_tokens] for position in positions]
 
 
 def places_of(batch: PromptBatch, positions: str | tuple[int, ...]) -> SitePlaces:
@@ -117,9 +134,10 @@ def aligned_places(
     number of stretches of a role.
     """
     places: list[tuple[int, int, int, int]] = []
+    by_row = stretches(batch, range(len(batch)), positions)
+    by_source_row = stretches(source, dict.fromkeys(source_rows), positions)
     for row, source_row in enumerate(source_rows):
-        ours = stretches(batch, row, positions)
-        theirs = stretches(source, source_row, positions)
+        ours, theirs = by_row[row], by_source_row[source_row]
         if len(ours) != len(theirs):
             raise InputError(
                 f"source and prompt must have the same number of {positions}, got {len(theirs)} "

@@ -8,19 +8,19 @@ attention or FFN adds to it, and neurons of the FFN.
 3. Only some neurons or, with `directions`, only a subspace may be replaced.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, cast, get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.passes import last_logits
 from icl_lens.edits.ablate import Mode, Reference
 from icl_lens.edits.edit import Edit, Places, Stage
-from icl_lens.edits.reference import drawn_prompts, reference_batches
+from icl_lens.edits.reference import drawn_prompts, finite_means, reference_batches
 from icl_lens.edits.site_hooks import check_site, recording_site, site_width, within_columns
 from icl_lens.edits.site_positions import (
     SitePlaces,
@@ -100,6 +100,10 @@ class SiteEdit(Edit):
     def _positions(self) -> str | tuple[int, ...]:
         assert isinstance(self.positions, str | tuple)
         return self.positions
+
+    @property
+    def _place(self) -> "SitePlace":
+        return Stage[self.site], self._positions
 
     @property
     def _where(self) -> str:
@@ -244,6 +248,10 @@ class AblateSite(SiteEdit):
         return f"{self._where} {ablated}"
 
     @property
+    def _references(self) -> tuple[PromptBatch, ...]:
+        return cast("tuple[PromptBatch, ...]", self.reference or ())
+
+    @property
     def needs_batch(self) -> bool:
         return self.mode == "resample" or self.positions not in ("all", "last")
 
@@ -255,51 +263,81 @@ class AblateSite(SiteEdit):
     def prepare(
         cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None
     ) -> Sequence[Edit]:
-        prepared: list[Edit] = []
+        groups: dict[tuple[object, ...], list[AblateSite]] = {}
         for edit in edits:
             edit._check_model(view)
-            if not edit.needs_batch:
-                prepared.append(replace(edit, _values=edit._means(view)))
-                continue
-            assert batch is not None
-            if edit.mode == "resample":
-                prepared.append(edit._resampled(view, batch))
-                continue
-            places = places_of(batch, edit._positions)
-            prepared.append(replace(edit, _places=places, _values=edit._means(view)))
-        return prepared
+            key = (edit.mode, edit.seed, *map(id, edit._references))
+            groups.setdefault(key, []).append(edit)
+        prepared: dict[int, Edit] = {}
+        for group in groups.values():
+            with_values = _with_ablated_values(view, batch, group)
+            for edit, ready in zip(group, with_values, strict=True):
+                prepared[id(edit)] = ready
+        return [prepared[id(edit)] for edit in edits]
 
-    def _means(self, view: ModelView) -> dict[int, Float[Tensor, "1 width"]]:
-        """Return layer -> mean over the reference's tokens at the positions; {} for zeros."""
-        if self.mode != "mean":
-            return {}
-        sums: dict[int, Tensor] = {}
-        n_tokens = 0
-        for reference in self._references:
-            places = places_of(reference, self._positions)
-            n_tokens += len(places.prompt)
-            reading = SiteReading(Stage[self.site], self._layers, places)
-            (values,) = record_sites(view, reference, [reading])
-            for layer, value in values.items():
-                sums[layer] = sums.get(layer, 0.0) + value.double().sum(0, keepdim=True)
-        return {layer: total / n_tokens for layer, total in sums.items()}
 
-    @property
-    def _references(self) -> tuple[PromptBatch, ...]:
-        return cast("tuple[PromptBatch, ...]", self.reference)
+def _with_ablated_values(
+    view: ModelView, batch: PromptBatch | None, ablations: Sequence[AblateSite]
+) -> Sequence[SiteEdit]:
+    """Return ablations of one mode and reference with what they write, from one run of it."""
+    mode = ablations[0].mode
+    if mode == "resample":
+        assert batch is not None
+        return _with_resampled_values(view, batch, ablations)
+    if mode == "mean":
+        ablations = _with_means(view, ablations)
+    places_at: dict[object, SitePlaces | None] = {}
+    ready = []
+    for ablation in ablations:
+        positions = ablation._positions
+        if positions not in places_at:
+            places_at[positions] = None
+            if ablation.needs_batch:
+                assert batch is not None
+                places_at[positions] = places_of(batch, positions)
+        ready.append(replace(ablation, _places=places_at[positions]))
+    return ready
 
-    def _resampled(self, view: ModelView, batch: PromptBatch) -> "AblateSite":
-        batches = list(self._references)
-        if len(batches) > 1:
-            raise InputError(
-                f"reference must be one batch for mode='resample' at a site, got {len(batches)}"
-            )
-        reference = batches[0]
-        drawn = drawn_prompts(reference, batch, self.seed).tolist()
-        places = aligned_places(batch, reference, drawn, self._positions)
-        reading = SiteReading(Stage[self.site], self._layers, places)
-        (values,) = record_sites(view, reference, [reading])
-        return replace(self, _places=places, _values=values)
+
+def _with_resampled_values(
+    view: ModelView, batch: PromptBatch, ablations: Sequence[AblateSite]
+) -> Sequence[SiteEdit]:
+    """Return ablations with what the prompts drawn from their reference have."""
+    references = list(ablations[0]._references)
+    if len(references) > 1:
+        raise InputError(
+            f"reference must be one batch for mode='resample' at a site, got {len(references)}"
+        )
+    drawn = drawn_prompts(references[0], batch, ablations[0].seed).tolist()
+    return _with_values(view, batch, ablations, references[0], drawn)
+
+
+def _with_means(view: ModelView, ablations: Sequence[AblateSite]) -> list[AblateSite]:
+    """Return ablations with the means over the tokens of their reference at the positions."""
+    layers_at = _layers_at(ablations)
+    sums: list[dict[int, Tensor]] = [{} for _ in layers_at]
+    n_tokens = [0] * len(layers_at)
+
+    def add(number: int, layer: int, entries: Tensor, values: Tensor) -> None:
+        total = values.double().sum(0, keepdim=True)
+        sums[number][layer] = sums[number].get(layer, 0.0) + total
+
+    for reference in ablations[0]._references:
+        readings = []
+        for number, ((site, positions), layers) in enumerate(layers_at.items()):
+            places = places_of(reference, positions)
+            n_tokens[number] += len(places.prompt)
+            readings.append(SiteReading(site, layers, places))
+        read_sites(view, reference, readings, add)
+    means: dict[SitePlace, dict[int, Tensor]] = {}
+    for place, by_layer, n in zip(layers_at, sums, n_tokens, strict=True):
+        means[place] = finite_means({layer: total / n for layer, total in by_layer.items()})
+    with_means = []
+    for ablation in ablations:
+        of_place = means[ablation._place]
+        values = {layer: of_place[layer] for layer in ablation._layers}
+        with_means.append(replace(ablation, _values=values))
+    return with_means
 
 
 @dataclass(frozen=True, eq=False)
@@ -348,42 +386,54 @@ class PatchSite(SiteEdit):
             by_source.setdefault(id(edit.source), []).append(edit)
         prepared: dict[int, Edit] = {}
         for group in by_source.values():
-            for edit, with_values in zip(group, _with_values(view, batch, group), strict=True):
-                prepared[id(edit)] = with_values
+            source = cast(PromptBatch, group[0].source)
+            if len(source) not in (1, len(batch)):
+                raise InputError(
+                    "source must have one prompt or one per prompt of the batch, "
+                    f"{len(batch)}, got {len(source)}"
+                )
+            source_rows = range(len(batch)) if len(source) > 1 else [0] * len(batch)
+            with_values = _with_values(view, batch, group, source, source_rows)
+            for edit, ready in zip(group, with_values, strict=True):
+                prepared[id(edit)] = ready
         return [prepared[id(edit)] for edit in edits]
 
-    def is_only_last(self, batch: PromptBatch) -> bool:
-        return self.positions == "last"
+
+SitePlace = tuple[Stage, str | tuple[int, ...]]
+"""A site and positions."""
+
+
+def _layers_at(edits: Sequence[SiteEdit]) -> dict[SitePlace, tuple[int, ...]]:
+    """Return the layers that edits change, by site and positions."""
+    layers_at: dict[SitePlace, set[int]] = {}
+    for edit in edits:
+        layers_at.setdefault(edit._place, set()).update(edit._layers)
+    return {place: tuple(sorted(layers)) for place, layers in layers_at.items()}
 
 
 def _with_values(
-    view: ModelView, batch: PromptBatch, patches: Sequence[PatchSite]
-) -> list[PatchSite]:
-    """Return patches from one source with the values that they write, recorded in one run of it."""
-    source = patches[0].source
-    assert source is not None
-    if len(source) not in (1, len(batch)):
-        raise InputError(
-            f"source must have one prompt or one per prompt of the batch, {len(batch)}, got "
-            f"{len(source)}"
-        )
-    source_rows = range(len(batch)) if len(source) > 1 else [0] * len(batch)
+    view: ModelView,
+    batch: PromptBatch,
+    edits: Sequence[SiteEdit],
+    source: PromptBatch,
+    source_rows: Sequence[int],
+) -> list[SiteEdit]:
+    """Return edits with the values that they write, recorded in one run of their source.
+
+    `source_rows` has the row of each prompt's source.
+    """
+    layers_at = _layers_at(edits)
     places_at: dict[object, SitePlaces] = {}
-    layers_at: dict[tuple[Stage, object], set[int]] = {}
-    for patch in patches:
-        if patch.positions not in places_at:
-            places = aligned_places(batch, source, source_rows, patch._positions)
-            places_at[patch.positions] = places
-        layers_at.setdefault((Stage[patch.site], patch.positions), set()).update(patch._layers)
     readings = []
     for (site, positions), layers in layers_at.items():
-        readings.append(SiteReading(site, tuple(sorted(layers)), places_at[positions]))
+        if positions not in places_at:
+            places_at[positions] = aligned_places(batch, source, source_rows, positions)
+        readings.append(SiteReading(site, layers, places_at[positions]))
     recorded = dict(zip(layers_at, record_sites(view, source, readings), strict=True))
     with_values = []
-    for patch in patches:
-        values = recorded[Stage[patch.site], patch.positions]
-        of_layers = {layer: values[layer] for layer in patch._layers}
-        with_values.append(replace(patch, _places=places_at[patch.positions], _values=of_layers))
+    for edit in edits:
+        values = {layer: recorded[edit._place][layer] for layer in edit._layers}
+        with_values.append(replace(edit, _places=places_at[edit._positions], _values=values))
     return with_values
 
 
@@ -400,11 +450,33 @@ def record_sites(
     view: ModelView, source: PromptBatch, readings: Sequence[SiteReading]
 ) -> list[dict[int, Float[Tensor, "n width"]]]:
     """Run prompts without edits and return, for each reading, layer -> its values at places."""
+    recorded: list[dict[int, Tensor]] = [{} for _ in readings]
+
+    def keep(number: int, layer: int, entries: Tensor, values: Tensor) -> None:
+        if layer not in recorded[number]:
+            n_places = len(readings[number].places.prompt)
+            recorded[number][layer] = values.new_empty(n_places, values.shape[-1])
+        recorded[number][layer][entries.to(values.device)] = values
+
+    read_sites(view, source, readings, keep)
+    return recorded
+
+
+def read_sites(
+    view: ModelView,
+    source: PromptBatch,
+    readings: Sequence[SiteReading],
+    read: Callable[[int, int, Int[Tensor, " entry"], Float[Tensor, "entry width"]], None],
+) -> None:
+    """Run prompts without edits, a few at a time, and call `read` with the number of each reading,
+    the layer, the entries of its places that were run, and the values there.
+    """
     check_vocabulary(view.model, source, "source")
-    pieces: list[dict[int, list[Tensor]]] = []
-    for reading in readings:
-        pieces.append({layer: [] for layer in reading.layers})
-    orders: list[list[Tensor]] = [[] for _ in readings]
+
+    def read_at(number: int, layer: int, entries: Tensor, at: Any, x: Tensor) -> None:
+        row, position = at
+        read(number, layer, entries, x[row.to(x.device), position.to(x.device)])
+
     rows = torch.arange(len(source))
     for piece_rows in rows.split(rows_at_once(view, source.tokens.shape[1])):
         first, last = int(piece_rows[0]), int(piece_rows[-1])
@@ -413,20 +485,9 @@ def record_sites(
             places = reading.places
             is_in_piece = (places.source_prompt >= first) & (places.source_prompt <= last)
             (entries,) = is_in_piece.nonzero(as_tuple=True)
-            orders[number].append(entries)
-            row, position = places.source_prompt[entries] - first, places.source_position[entries]
+            at = places.source_prompt[entries] - first, places.source_position[entries]
             for layer in reading.layers:
-                keep = partial(_keep_at, pieces[number][layer], row, position)
-                hooks += recording_site(view, layer, reading.site, keep)
+                reader = partial(read_at, number, layer, entries, at)
+                hooks += recording_site(view, layer, reading.site, reader)
         with edits_disabled(view):
             last_logits(view.model, source[piece_rows.tolist()], hooks)
-    recorded = []
-    for by_layer, order in zip(pieces, orders, strict=True):
-        place = torch.cat(order).argsort()
-        recorded.append({layer: torch.cat(values)[place] for layer, values in by_layer.items()})
-    return recorded
-
-
-def _keep_at(kept: list[Tensor], row: Tensor, position: Tensor, x: Tensor) -> None:
-    """Add what is at some positions of a pass to a list."""
-    kept.append(x[row.to(x.device), position.to(x.device)])

@@ -5,6 +5,7 @@
 
 import pytest
 import torch
+from passes import watched
 from shared import ragged
 from tolerance import assert_close
 
@@ -225,3 +226,27 @@ def test_a_family_says_which_sites_it_lacks(load_tiny):
         il.score(gptj, pair(gptj)[0], [[il.AblateSite("resid_mid", 1)]])
     with pytest.raises(il.InputError, match="use 'mlp_out'"):
         il.score(mixture, pair(mixture)[0], [[il.AblateSite("mlp_post", 1)]])
+
+
+@pytest.mark.parametrize("mode", ["mean", "resample"])
+def test_ablations_of_several_layers_share_one_run_of_their_reference(load_tiny, mode):
+    model = load_tiny("gpt2")
+    batch = pair(model)[0][[0]]
+    texts = ("cat : foo red : foo the one : bar dog :", "a two : bar three : foo nine : foo red :")
+    reference = tokenized(model, SOURCE[0], *map(il.Prompt.parse, texts))
+    n_rows: list[int] = []
+
+    def scores_of(sets):
+        n_rows.clear()
+        with watched(lambda _, x: n_rows.append(len(x)), model.blocks[0]):
+            return il.score(model, batch, sets)
+
+    sets = []
+    for layer, positions in ((0, "texts"), (1, "texts"), (0, "labels"), (1, "labels")):
+        options = {"mode": mode, "reference": reference, "positions": positions}
+        sets.append([il.AblateSite("mlp_out", layer, **options)])
+    together = scores_of(sets)
+    assert n_rows.count(3) == 1, "the reference alone has three prompts"
+    for number, edits in enumerate(sets):
+        assert_close(scores_of([edits])[:, 0], together[:, number])
+    assert (together - il.score(model, batch)[:, None]).abs().amax((0, 2)).min() > 1e-3
