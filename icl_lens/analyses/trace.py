@@ -9,7 +9,8 @@ what a counterfactual prompt has there (activation patching).
 3. `Trace` (in `trace_result`) has the log-odds that the answer loses, by prompt.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any, Literal, get_args
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from icl_lens.analyses.trace_result import Trace
 from icl_lens.edits.edit import Edit, Stage
-from icl_lens.edits.site_hooks import check_site
+from icl_lens.edits.site_hooks import check_site, site_width
 from icl_lens.edits.site_positions import ROLE_NAMES, SitePositions, aligned_places
 from icl_lens.edits.sites import SITES, PatchSite, Site
 from icl_lens.engine.score import score_sets
@@ -25,6 +26,7 @@ from icl_lens.errors import InputError, check_choice, check_integers, short_repr
 from icl_lens.measures.effects import AnswerTokens
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.identity import reads_only_earlier_tokens
+from icl_lens.models.memory import RESTART_BYTES
 from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, prompts_digest
@@ -102,27 +104,31 @@ def trace(
     roles = _roles(batch, donor)
     batches = {"donor": donor} if control is None else {"donor": donor, "control": control}
 
+    places = list(product(checked_sites, roles, checked_layers))
+
     def compute(rows: list[int]) -> dict[str, Tensor | list[str]]:
-        piece = batch[rows]
-        piece_answers = answers.select(rows)
-        columns: dict[str, Tensor | list[str]] = {}
+        piece, piece_answers = batch[rows], answers.select(rows)
+        exchanges: list[tuple[str, int]] = []  # of each set of edits: the source, and the place
+        sets: list[list[Edit]] = [[]]
         for kind, source in batches.items():
-            log_odds = _exchanged(
-                view, piece, source[rows], piece_answers, roles, checked_sites, checked_layers
-            )
-            columns["log_odds"] = log_odds[:, 0]
-            columns[kind] = log_odds[:, :1] - log_odds[:, 1:]
+            source_piece = source[rows]
+            for place, patch in _patches(view, piece, source_piece, places):
+                exchanges.append((kind, place))
+                sets.append([patch])
+        scores, _ = score_sets(view, piece, sets, piece_answers.log_odds)
+        log_odds = scores[:, :, 0].cpu()
+        lost = {kind: torch.zeros(len(rows), len(places)).to(log_odds) for kind in batches}
+        for number, (kind, place) in enumerate(exchanges, start=1):
+            lost[kind][:, place] = log_odds[:, 0] - log_odds[:, number]
         of_donor, _ = score_sets(view, donor[rows], [[]], piece_answers.log_odds)
-        columns["donor_log_odds"] = of_donor[:, 0, 0]
-        return columns
+        return {"log_odds": log_odds[:, 0], "donor_log_odds": of_donor[:, 0, 0], **lost}
 
     options = {
         "sites": list(checked_sites),
         "layers": list(checked_layers),
         "donors": {kind: prompts_digest(source) for kind, source in batches.items()},
     }
-    width = batch.tokens.shape[1]
-    plan = plan_in_order(batch, run, n_tokens=width * rows_at_once(view, width))
+    plan = plan_in_order(batch, run, n_tokens=_tokens_at_once(view, batch, len(batches), places))
     with start(run, model, batch, "trace", options, plan=plan) as stream:
         columns = stream.map("exchanges", compute)
     shape = len(batch), len(checked_sites), len(roles), len(checked_layers)
@@ -144,6 +150,23 @@ def trace(
         text=batch.texts[0],
         edits=active_edits(view),
     )
+
+
+def _tokens_at_once(
+    view: ModelView,
+    batch: PromptBatch,
+    n_sources: int,
+    places: Sequence[tuple[Site, SitePositions, int]],
+) -> int:
+    """Return how many tokens of prompts are traced at a time: those that one pass can run, or of
+    whose sources what is exchanged can be stored.
+    """
+    width = batch.tokens.shape[1]
+    n_values = 0  # of each token, at all sites and layers
+    for site, _ in {(site, layer) for site, _, layer in places}:
+        n_values += site_width(view, Stage[site])
+    bytes_per_prompt = n_sources * width * n_values * view.model.W_U.element_size()
+    return width * max(1, min(rows_at_once(view, width), RESTART_BYTES // bytes_per_prompt))
 
 
 def _donor_batches(
@@ -221,34 +244,21 @@ def _role_name(batch: PromptBatch, role: SitePositions) -> str:
     return f"{position} {batch.token_names[0][position]}"
 
 
-def _exchanged(
+def _patches(
     view: ModelView,
     batch: PromptBatch,
     source: PromptBatch,
-    answers: AnswerTokens,
-    roles: Sequence[SitePositions],
-    sites: Sequence[Site],
-    layers: Sequence[int],
-) -> Tensor:
-    """Return the answers' log-odds [prompt 1 + site · role · layer]: intact, and with each
-    exchange.
+    places: Sequence[tuple[Site, SitePositions, int]],
+) -> Iterator[tuple[int, PatchSite]]:
+    """Yield the index of each place (site, role, layer) whose exchange may change something, with
+    its edit.
     """
-    changed: list[SitePositions] = []
-    for role in roles:
-        if _may_change(view, batch, source, role):
-            changed.append(role)
-    sets: list[list[Edit]] = [[]]
-    for site in sites:
-        for role in changed:
-            for layer in layers:
-                sets.append([PatchSite(site, layer, source, positions=role)])
-    scores, _ = score_sets(view, batch, sets, answers.log_odds)
-    scores = scores[:, :, 0].cpu()
-    by_role = scores[:, 1:].unflatten(1, (len(sites), len(changed), len(layers)))
-    all_roles = scores[:, 0, None, None, None].repeat(1, len(sites), len(roles), len(layers))
-    for number, role in enumerate(changed):
-        all_roles[:, :, roles.index(role)] = by_role[:, :, number]
-    return torch.cat([scores[:, :1], all_roles.flatten(1)], dim=1)
+    may_change: dict[SitePositions, bool] = {}
+    for number, (site, role, layer) in enumerate(places):
+        if role not in may_change:
+            may_change[role] = _may_change(view, batch, source, role)
+        if may_change[role]:
+            yield number, PatchSite(site, layer, source, positions=role)
 
 
 def _may_change(
@@ -260,15 +270,9 @@ def _may_change(
     if not reads_only_earlier_tokens(view.model):
         return True
     positions = role if isinstance(role, str) else tuple(role)
-    places = aligned_places(batch, source, range(len(batch)), positions)
-    rows = zip(
-        places.prompt.tolist(),
-        places.position.tolist(),
-        places.source_position.tolist(),
-        strict=True,
-    )
-    for row, position, source_position in rows:
-        ours = batch.tokens[row, : position + 1]
-        if not torch.equal(ours, source.tokens[row, : source_position + 1]):
-            return True
-    return False
+    aligned = aligned_places(batch, source, range(len(batch)), positions)
+    width = min(batch.tokens.shape[1], source.tokens.shape[1])
+    is_same = batch.tokens[:, :width] == source.tokens[:, :width]
+    n_same = is_same.long().cumprod(1).sum(1)  # tokens before the first that differs
+    is_moved = aligned.position != aligned.source_position
+    return bool((is_moved | (aligned.position >= n_same[aligned.prompt])).any())
