@@ -12,7 +12,7 @@ from jaxtyping import Float
 from icl_lens.intervals import MIN_CLUSTERS, Interval, mean_intervals
 from icl_lens.models.active_edits import edits_note
 from icl_lens.result.base import Result
-from icl_lens.result.number_format import decimal, joined, signed, signed_ends
+from icl_lens.result.number_format import interval_text, joined, signed, signed_ends
 from icl_lens.result.tables import plural_prompts
 from icl_lens.result.view import Column, Section, View
 
@@ -108,21 +108,23 @@ class Trace(Result):
         """(site, role) -> the layers at which it carries what the donors exchange.
 
         There, the exchange costs more than the control (the interval of the difference is above
-        zero), at least half of the site's largest difference, and at least `MIN_SHARE` of what the
-        donors themselves cost.
+        zero), at least half of the largest such difference of the site, and at least `MIN_SHARE` of
+        what the donors themselves cost.
         """
-        least = MIN_SHARE * self.whole.value
-        is_any = self.whole.low > 0
+        whole = self.whole
+        least = MIN_SHARE * whole.value
         shape = self.lost.shape[1:]
         difference, low, _ = (
             column.reshape(shape) for column in self._intervals(self._beyond_control)
         )
+        is_above = (low > 0) & (whole.low > 0)
         carried = {}
         for number, site in enumerate(self.sites):
-            is_large = difference[number] >= difference[number].max() / 2
-            is_carried = (low[number] > 0) & is_large & (difference[number] >= least) & is_any
+            largest = difference[number].max(where=is_above[number], initial=0.0)
+            is_large = difference[number] >= max(least, largest / 2)
             for role_number, role in enumerate(self.roles):
-                (places,) = is_carried[role_number].nonzero()
+                is_carried = is_above[number, role_number] & is_large[role_number]
+                (places,) = is_carried.nonzero()
                 carried[site, role] = tuple(self.layers[place] for place in places)
         return carried
 
@@ -132,6 +134,11 @@ class Trace(Result):
         lost = self.log_odds - self.donor_log_odds
         value, low, high = mean_intervals(lost[:, None], self.queries)
         return Interval(float(value[0]), float(low[0]), float(high[0]))
+
+    @property
+    def _donor_difference(self) -> str:
+        """The donors' log-odds minus those of the prompts, in words."""
+        return interval_text(-self.whole.value, -self.whole.high, -self.whole.low)
 
     @property
     def finding(self) -> str:
@@ -144,9 +151,8 @@ class Trace(Result):
             )
         if not self.whole.low > 0:
             return (
-                "The donors themselves do not lower the answer's log-odds (difference "
-                f"{signed(-self.whole.value)} nats, interval to {signed(-self.whole.low)}), so "
-                "that there is nothing to trace."
+                "It is not shown that the donors themselves lower the answer's log-odds, so that "
+                f"there is nothing to trace (difference, nats: {self._donor_difference})."
             )
         compared = "zero" if self.control_lost is None else "the control"
         clauses = []
@@ -158,8 +164,8 @@ class Trace(Result):
         subject = SUBJECTS.get(self.donors, "What your donors exchange")
         if not clauses:
             return (
-                f"No exchange at {site} costs the answer much more than {compared}: where the "
-                f"model holds {_lower_first(subject)} is not found."
+                f"No exchange at {site} is shown to cost the answer much more than {compared}: "
+                f"where the model holds {_lower_first(subject)} is not found."
             )
         return f"{subject} is {joined(clauses)} ({site})."
 
@@ -170,12 +176,12 @@ class Trace(Result):
         compared = "zero" if self.control_lost is None else "the control"
         sentences = (
             self.finding,
-            f"Said of layers at which the exchange costs more than {compared} (the interval of the "
-            "difference is above zero), at least half of the site's largest difference, and "
-            f"{MIN_SHARE:.0%} of what the donors themselves cost.",
+            f"A layer is named if the exchange there costs more than {compared} (the interval of "
+            "the difference is above zero), at least half of the largest such difference of the "
+            f"site, and {MIN_SHARE:.0%} of what the donors themselves cost.",
             f"Without exchange, the answer's log-odds are {signed(self.log_odds.mean())} nats; the "
-            f"donors themselves give {signed(self.donor_log_odds.mean())}, "
-            f"{decimal(self.whole.value)} less.",
+            f"donors themselves give {signed(self.donor_log_odds.mean())} (difference "
+            f"{self._donor_difference}).",
             *([edits_note(self.edits)] if self.edits else []),
         )
         frame = self.to_frame()
@@ -222,8 +228,8 @@ class Trace(Result):
 
 
 def layers_in_words(carried: Sequence[int], measured: Sequence[int]) -> str:
-    """Return layers as words: "in all layers", "up to layer 8", "from layer 10 on", "in layers
-    3–5 and 9"; layers that follow each other among those measured are one stretch.
+    """Return layers as words: "in layer 3" or "in layers 3–5 and 9"; layers that follow each other
+    among those measured are one stretch.
     """
     stretches: list[list[int]] = []
     for layer in carried:
@@ -232,14 +238,6 @@ def layers_in_words(carried: Sequence[int], measured: Sequence[int]) -> str:
             stretches[-1].append(layer)
         else:
             stretches.append([layer])
-    if len(stretches) == 1 and len(measured) > 1:
-        first, last = stretches[0][0], stretches[0][-1]
-        if (first, last) == (measured[0], measured[-1]):
-            return "in all layers"
-        if first == measured[0]:
-            return f"up to layer {last}"
-        if last == measured[-1]:
-            return f"from layer {first} on"
     names = [
         str(stretch[0]) if len(stretch) == 1 else f"{stretch[0]}–{stretch[-1]}"
         for stretch in stretches

@@ -43,7 +43,8 @@ def test_the_finding_names_the_layers_at_which_a_role_loses_most():
     lost = [zeros, zeros, query, zeros, last]
     traced = made_up(lost)
     assert traced.finding == (
-        "The query's class is in the query text up to layer 2 and at the last position from layer 4 on (resid_pre)."
+        "The query's class is in the query text in layers 0–2 and at the last position in layers 4–6 "
+        "(resid_pre)."
     )
     labels = made_up(lost, donors="labels")
     assert labels.finding.startswith("Which label stands where is in the query text")
@@ -55,28 +56,37 @@ def test_nothing_is_found_where_the_control_costs_as_much_or_intervals_are_missi
     lost = [zeros, zeros, query, zeros, zeros]
     as_much = made_up(lost, control=lost)
     assert as_much.finding.startswith(
-        "No exchange at resid_pre costs the answer much more than the control"
+        "No exchange at resid_pre is shown to cost the answer much more than the control"
     )
     unmoved = made_up(lost, donor_log_odds=np.full(6, 2.0) + 0.1 * np.arange(-3, 3))
-    assert unmoved.finding.startswith("The donors themselves do not lower the answer's log-odds")
+    assert unmoved.finding.startswith("It is not shown that the donors themselves lower the answer")
     assert not any(unmoved.carried.values())
+    small = made_up(np.array(lost) / 12)  # the donors themselves cost 4
+    assert small.finding.startswith("No exchange at resid_pre is shown")
     few = made_up(lost, queries=tuple("aabbcc"))
     assert "nothing is concluded" in few.finding
     without = replace(made_up(lost), control_lost=None, donors="your donors")
     assert (
         without.finding
-        == "What your donors exchange is in the query text up to layer 2 (resid_pre)."
+        == "What your donors exchange is in the query text in layers 0–2 (resid_pre)."
     )
     assert "control" not in without.to_frame()
+
+
+def test_a_large_difference_with_a_wide_interval_hides_no_smaller_one():
+    lost = np.zeros((5, 4))
+    lost[2, 0] = 1.5
+    traced = made_up(lost)
+    wide = traced.lost.copy()
+    wide[:, 0, 4, 3] = [30, -10, -9, 20, 0, 0]  # 5.2, interval from below zero
+    traced = replace(traced, lost=wide)
+    assert traced.finding == "The query's class is in the query text in layer 0 (resid_pre)."
 
 
 @pytest.mark.parametrize(
     ("carried", "words"),
     [
-        ([0, 2, 4, 6], "in all layers"),
-        ([0], "up to layer 0"),
-        ([4, 6], "from layer 4 on"),
-        ([2, 4], "in layers 2–4"),
+        ([4, 6], "in layers 4–6"),
         ([2], "in layer 2"),
         ([0, 4, 6], "in layers 0 and 4–6"),
     ],
