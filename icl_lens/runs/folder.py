@@ -33,6 +33,10 @@ FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 MAX_SHOWN = 80
 
 
+class FolderError(InputError):
+    """A run's folder holds another run, or cannot be read or written."""
+
+
 class RunFolder:
     """Chunks and results of one run with one configuration, written atomically.
 
@@ -68,7 +72,7 @@ class RunFolder:
             return
         names = [entry.name for entry in self.path.iterdir()]
         if visible_names := sorted(name for name in names if not name.startswith(".")):
-            raise InputError(
+            raise FolderError(
                 f"folder {str(self.path)!r} must be empty or hold a {MANIFEST}, got "
                 f"{', '.join(visible_names[:3])}; choose an empty or new folder"
             )
@@ -91,11 +95,11 @@ class RunFolder:
                 raise TypeError("not an object")
             different = _differences(ours, theirs)
         except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-            raise InputError(
+            raise FolderError(
                 f"cannot read {str(manifest)!r} as a JSON object; choose another folder"
             ) from None
         if ours.get(FORMAT_NAME) != theirs.get(FORMAT_NAME):
-            raise InputError(
+            raise FolderError(
                 f"folder {str(self.path)!r} must hold a run of format {ours.get(FORMAT_NAME)}, got "
                 f"format {_shortened(theirs.get(FORMAT_NAME, 1))} of another version of icl_lens; "
                 "choose another folder, or use that version"
@@ -103,14 +107,14 @@ class RunFolder:
         if different:
             name, (our_value, their_value) = next(iter(different.items()))
             more = f" (and {len(different) - 1} more differ)" if len(different) > 1 else ""
-            raise InputError(
+            raise FolderError(
                 f"folder {str(self.path)!r} holds a run with {name}={_shortened(their_value)}, got "
                 f"{name}={_shortened(our_value)}{more}; choose another folder, or use the settings "
                 f"in its {MANIFEST}"
             )
 
-    def _write_error(self, error: OSError) -> InputError:
-        return InputError(
+    def _write_error(self, error: OSError) -> FolderError:
+        return FolderError(
             f"cannot write to folder {str(self.path)!r}: {error.strerror or error}; choose another "
             "folder"
         )
@@ -125,7 +129,7 @@ class RunFolder:
             with atomic_write(self.path / name) as temporary:
                 temporary.write_bytes(data)
         except InputError as error:
-            raise InputError(f"{error}, and rerun with the same settings to resume") from error
+            raise FolderError(f"{error}, and rerun with the same settings to resume") from error
 
     def remove(self, name: str) -> None:
         """Remove a file; raise InputError if the folder is not writable."""
@@ -228,7 +232,7 @@ class RunFolder:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise InputError(
+            raise FolderError(
                 f"cannot read {str(self.path / name)!r}: {error.strerror or error}; remove it to "
                 "compute it again"
             ) from error

@@ -26,7 +26,7 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, prompts_digest
 from icl_lens.runs.configuration import configuration
 from icl_lens.runs.distributed import Distributed
-from icl_lens.runs.folder import CorruptChunk, RunFolder
+from icl_lens.runs.folder import CorruptChunk, FolderError, RunFolder
 from icl_lens.runs.progress import Progress, progress_callback
 from icl_lens.runs.run import Run, as_run
 
@@ -181,7 +181,7 @@ class ChunkStream:
         for number, chunk in enumerate(chunks):
             different = set(chunk.column_names).symmetric_difference(chunks[0].column_names)
             if different:
-                raise InputError(
+                raise FolderError(
                     f"chunks of a run must have the same columns, but {chunk_name(kind, 0)} and "
                     f"{chunk_name(kind, number)} differ in {', '.join(sorted(different))}; the "
                     "folder was begun by another version of icl_lens: use an empty folder"
