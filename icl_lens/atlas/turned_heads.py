@@ -2,8 +2,8 @@
 
 A turn is a random rotation of a head's own dimensions: of all of them or, in heads with rotary
 positions, of each pair that rotates together, since other rotations would not commute with the
-positions. It keeps the lengths of all vectors and the head's dependence on positions, and loses what
-queries and keys, or values and outputs, have in common.
+positions. It keeps the lengths of all vectors and the head's dependence on positions, and loses
+what queries and keys, or values and outputs, have in common.
 """
 
 import math
@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.passes import last_logits
-from icl_lens.atlas.weight_scores import eigenvalue_scores
+from icl_lens.attribution.copying import eigenvalue_scores
 from icl_lens.attribution.repeated_tokens import attention_statistics
 from icl_lens.edits.pattern import (
     LayerValues,
@@ -76,7 +76,7 @@ def turned_attention(
 def attention_by_distance(
     attention: Float[Tensor, "sequence head query key"], queries: Int[Tensor, " query"]
 ) -> Float[Tensor, "head distance"]:
-    """Return mean attention by the number of tokens back, from 0; the first token does not count."""
+    """Return mean attention by the number of tokens back, from 0, without the first token."""
     n_keys = attention.shape[-1]
     keys = queries[:, None] - torch.arange(n_keys)  # [query distance]
     index = keys.clamp(min=0).expand_as(attention)
@@ -103,20 +103,21 @@ def _turned(
     error = float((recomputed - own_pattern).abs().max())
     if error > MAX_ERROR:
         raise InputError(
-            f"{view.architecture} computes another attention than its queries and keys give (they "
-            f"differ by {error:.2f}), so its heads get no names from attention"
+            f"the attention of {view.architecture} differs by {error:.2f} from what its queries "
+            "and keys give"
         )
     n_rotary = 0
     if scoring.position == "rotary":
         cos, _ = rotation(values, values.key_mask)
         is_half = scoring.rotates_whole_heads and 2 * cos.shape[-1] == view.d_head
         n_rotary = cos.shape[-1] * (2 if is_half else 1)
+    values.queries = queries.expand(n_rows, -1)
     by_turn = []
     for _ in range(n_turns):
-        turned_queries = turn(inputs.q, n_rotary, scoring, generator)
+        turned_queries = turn(inputs.q[:, queries], n_rotary, scoring, generator)
         turned_inputs = ScoreInputs(turned_queries, inputs.k, None, None)
-        pattern = recompute_pattern(values, turned_inputs, heads, weight)
-        attention = pattern[:, :, queries].double().cpu()
+        pattern = recompute_pattern(values, turned_inputs, heads, weight[:, :, queries])
+        attention = pattern.double().cpu()
         by_turn.append(attention_statistics(attention, queries, n_tokens).mean(0))
     return torch.stack(by_turn)
 

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from icl_lens.activations.passes import token_inputs
-from icl_lens.attribution.copying import head_copying
+from icl_lens.attribution.copying import eigenvalue_scores, head_copying
 from icl_lens.attribution.repeated_tokens import random_tokens, usable_tokens
 from icl_lens.models.readout import Readout
 from icl_lens.models.view import ModelView
@@ -36,12 +36,6 @@ def copying_scores(
     `circuits` are those of `small_circuits`.
     """
     return torch.stack([eigenvalue_scores(circuit) for circuit in circuits])
-
-
-def eigenvalue_scores(matrices: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
-    """Return the sum of each matrix's eigenvalues over the sum of their absolute values."""
-    values = torch.linalg.eigvals(matrices)
-    return values.real.sum(-1) / values.abs().sum(-1)
 
 
 @torch.no_grad()

@@ -98,8 +98,13 @@ class HeadCopying(Result):
         Source: Elhage et al. 2021, A mathematical framework for transformer circuits (there for the
         full vocabulary).
         """
-        values = torch.linalg.eigvals(self.logits.double())
-        return float(values.real.sum() / values.abs().sum())
+        return float(eigenvalue_scores(self.logits.double()))
+
+
+def eigenvalue_scores(matrices: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
+    """Return the sum of each matrix's eigenvalues over the sum of their absolute values."""
+    values = torch.linalg.eigvals(matrices)
+    return values.real.sum(-1) / values.abs().sum(-1)
 
 
 @torch.no_grad()
