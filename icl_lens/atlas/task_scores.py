@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations, capture
 from icl_lens.activations.passes import last_logits
 from icl_lens.attribution.similarity import label_similarity
+from icl_lens.measures.label_attention import attention_by_truth, true_and_false_labels
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Demonstration, Prompt
@@ -38,34 +39,11 @@ class ReadScores:
     def measure(self, rows: list[int]) -> dict[str, Tensor]:
         """Return scores [row layer head] by name; NaN where a prompt lacks what a score needs."""
         acts = capture(self.view.model, self.batch[rows])
-        scores = label_attention(acts) | task_subspace_scores(acts)
+        attention = attention_by_truth(acts)
+        difference = attention["true_label_attention"] - attention["false_label_attention"]
+        scores = {**attention, "label_difference": difference, **task_subspace_scores(acts)}
         scores["label_reads_text"] = attention_of_labels_to_texts(self.view, acts.batch)
         return {name: values.double().cpu() for name, values in scores.items()}
-
-
-def label_attention(acts: Activations) -> dict[str, Float[Tensor, "batch layer head"]]:
-    """Return attention from the last position to labels that are the answer and to others, 0 to 1,
-    and their difference; NaN for prompts that do not show such labels.
-    """
-    attention = acts.attention_to_labels()
-    attention = attention.to(torch.promote_types(attention.dtype, torch.float32))
-    is_true, is_false = (kind.to(attention.device) for kind in true_and_false_labels(acts.batch))
-    scores = {}
-    for name, is_counted in (("true_label", is_true), ("false_label", is_false)):
-        to_labels = (attention * is_counted[:, None, None]).sum(-1)
-        is_missing = ~is_counted.any(1)
-        scores[f"{name}_attention"] = to_labels.masked_fill(is_missing[:, None, None], torch.nan)
-    difference = scores["true_label_attention"] - scores["false_label_attention"]
-    return scores | {"label_difference": difference}
-
-
-def true_and_false_labels(
-    batch: PromptBatch,
-) -> tuple[Bool[Tensor, "batch demo"], Bool[Tensor, "batch demo"]]:
-    """Return which demonstrations have the answer as label, and which another label."""
-    is_shown = (batch.label_index >= 0) & (batch.answer >= 0)[:, None]
-    is_answer = batch.label_index == batch.answer[:, None]
-    return is_shown & is_answer, is_shown & ~is_answer
 
 
 def attention_of_labels_to_texts(

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.activations.activations import Activations, capture
+from icl_lens.activations.activations import capture
 from icl_lens.attribution.increases import listed_head_increase
 from icl_lens.edits.ablate import Ablate
 from icl_lens.engine.edit_checks import checked_heads
@@ -26,6 +26,7 @@ from icl_lens.measures.exchanges import (
     exchange_scores,
     tower_prompts,
 )
+from icl_lens.measures.label_attention import attention_by_truth
 from icl_lens.measures.located_heads import LocatedHeads
 from icl_lens.measures.mean_scores import mean_score_of_heads
 from icl_lens.models.head import Head
@@ -131,25 +132,9 @@ class ListedHeads:
             scores["contrast"] = contrasts.masked_fill(is_missing[:, None], torch.nan)
         scores["increase"] = listed_head_increase(acts, self.heads, targets, None, readout)
         if acts.batch.has_demonstrations and acts.batch.prompts:
-            scores |= self._attention(acts)
-        return scores
-
-    def _attention(self, acts: Activations) -> dict[str, Tensor]:
-        """Return attention to labels that are the answer, and to others; NaN if none is shown."""
-        layers, heads = torch.tensor(list(self.heads)).unbind(1)
-        attention = acts.attention_to_labels()[:, layers, heads]
-        attention = attention.to(torch.promote_types(attention.dtype, torch.float32))
-        label = acts.batch.label_index.to(attention.device)
-        answer = acts.batch.answer.to(attention.device)[:, None]
-        is_shown = (label >= 0) & (answer >= 0)
-        scores = {}
-        for name, is_counted in (
-            ("true_label_attention", is_shown & (label == answer)),
-            ("false_label_attention", is_shown & (label != answer)),
-        ):
-            to_labels = (attention * is_counted[:, None]).sum(-1)
-            is_missing = ~is_counted.any(1)
-            scores[name] = to_labels.masked_fill(is_missing[:, None], torch.nan)
+            layers, heads = torch.tensor(list(self.heads)).unbind(1)
+            for name, attention in attention_by_truth(acts).items():
+                scores[name] = attention[:, layers, heads]
         return scores
 
     def _effects(self, rows: list[int]) -> Float[Tensor, "row head"]:
