@@ -28,6 +28,7 @@ from icl_lens.attribution.scored_tokens import (
 from icl_lens.edits.ablate import Ablate, Mode, Reference
 from icl_lens.edits.edit import Positions
 from icl_lens.engine.gradients import prompts_at_once, z_gradients
+from icl_lens.engine.restart import ReadAmong
 from icl_lens.engine.score import score_sets
 from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.models.active_edits import active_edits, edits_suffix
@@ -283,6 +284,28 @@ def exact_effects(
     if positions == "all" or reason:
         algorithm = "partial_forward"
     return HeadEffects(log_prob, log_odds, positions, algorithm, reason, active_edits(view))
+
+
+def log_odds_lost(
+    view: ModelView, batch: PromptBatch, tokens: AnswerTokens
+) -> Float[Tensor, "batch layer head"]:
+    """Return the log-odds (nats) that the answer loses when each head alone is zeroed at the last
+    position: `exact_effects(…).log_odds`, without the logits of the rest of the vocabulary.
+    """
+    assert tokens.against is not None
+    compared = torch.cat([tokens.targets[:, None], tokens.against], dim=1).cpu()
+    is_missing = compared < 0
+    distinct = compared[~is_missing].unique()
+    places = torch.searchsorted(distinct, compared).masked_fill(is_missing, -1)
+    sets: list[list[Ablate]] = [[]]
+    for head in view.heads():
+        sets.append([Ablate([head], positions="last")])
+    log_probs, _ = score_sets(view, batch, sets, ReadAmong(distinct))
+    prompts = torch.arange(len(batch)).repeat_interleave(len(sets))
+    among_distinct = AnswerTokens(places[:, 0], places[:, 1:])
+    log_odds = among_distinct.log_odds(log_probs.flatten(0, 1), prompts)[:, 0]
+    log_odds = log_odds.unflatten(0, (len(batch), len(sets)))
+    return (log_odds[:, :1] - log_odds[:, 1:]).unflatten(1, (view.n_layers, view.n_heads))
 
 
 def estimated_effects(

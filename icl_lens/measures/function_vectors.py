@@ -11,6 +11,7 @@ Source: Todd et al., "Function vectors in large language models", arXiv 2310.152
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,13 +19,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.activations.activations import capture
-from icl_lens.activations.passes import log_probs_in_passes
+from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.edit import group_by_layer
 from icl_lens.edits.reference import reference_batches
-from icl_lens.measures.effects import head_effects
+from icl_lens.engine.score import score_sets
+from icl_lens.measures.effects import AnswerTokens
 from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.runs.progress import progress_switch, steps
 
 
@@ -81,9 +83,25 @@ def indirect_effects(
         >>> effects.shape == (1, model.cfg.n_layers, model.cfg.n_heads)
         True
     """
-    effects = head_effects(model, corrupted, mode="mean", reference=reference, progress=progress)
-    lost = effects.log_prob
-    clean = log_probs_in_passes(model, corrupted).to(lost.device)
-    rows = torch.arange(len(clean), device=lost.device)
-    intact = clean[rows, corrupted.answer_tokens.to(lost.device)][:, None, None]
-    return (intact - lost).exp() - intact.exp()
+    view = ModelView.of(model)
+    check_batch(corrupted)
+    to_mean = Ablate([], mode="mean", reference=reference, positions="last")
+    with progress_switch(progress):
+        return recovered_probabilities(view, corrupted, to_mean)
+
+
+def recovered_probabilities(
+    view: ModelView, corrupted: PromptBatch, to_mean: Ablate
+) -> Float[Tensor, "batch layer head"]:
+    """Return `indirect_effects` of replacing each head's output as `to_mean` says."""
+    tokens = AnswerTokens.from_batch(view, corrupted, None, None)
+
+    def probability(log_probs: Tensor, prompts: Tensor) -> Float[Tensor, " row"]:
+        return tokens.outcomes(log_probs, prompts)[:, 0].exp()
+
+    sets: list[list[Ablate]] = [[]]
+    for head in view.heads():
+        sets.append([replace(to_mean, heads=[head])])
+    probabilities, _ = score_sets(view, corrupted, sets, probability)
+    recovered = probabilities[:, 1:] - probabilities[:, :1]
+    return recovered.unflatten(1, (view.n_layers, view.n_heads))
