@@ -14,7 +14,6 @@ from icl_lens.cli.options import (
     SeedOption,
     TaskOptions,
     TokenOptions,
-    preview,
 )
 
 
@@ -74,18 +73,14 @@ def atlas(
         )
     files.check()
     with output.running() as (run, console):
-        prompts = []
         if task.name is None:
             task.check_no_task()
+            loaded, batch, prompts = model.load(default_device=run.device), None, []
         else:
-            prompts = task.prompts(n=task.n, seed=seed)
-            task.print_data(console, prompts, tokens)
-        loaded = model.load(default_device=run.device)
-        batch = None
-        if prompts:
-            batch = tokens.tokenize(loaded, prompts)
-            model.warn_of_words(console, prompts)
-            console.print(preview(batch))
+            loaded, batch = task.start(
+                console, model, tokens, n=task.n, seed=seed, device=run.device
+            )
+            prompts = batch.prompts
             task.print_behavior(console, loaded, tokens, n=task.n, seed=seed)
         with progress(hidden=console.quiet) as report:
             about = output.about(task, model, tokens, prompts=prompts, n=task.n, seed=seed)

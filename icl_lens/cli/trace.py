@@ -18,7 +18,6 @@ from icl_lens.cli.options import (
     SeedOption,
     TaskOptions,
     TokenOptions,
-    preview,
 )
 from icl_lens.errors import InputError
 
@@ -89,12 +88,7 @@ def trace(
 
     output.check()
     console = PlainConsole()
-    prompts = task.prompts(n=task.n, seed=seed)
-    task.print_data(console, prompts, tokens)
-    loaded = model.load()
-    batch = tokens.tokenize(loaded, prompts)
-    console.print(preview(batch))
-    model.warn_of_words(console, prompts)
+    loaded, batch = task.start(console, model, tokens, n=task.n, seed=seed)
     behavior = task.print_behavior(console, loaded, tokens, n=task.n, seed=seed)
     with progress() as report:
         result = trace_prompts(
