@@ -9,8 +9,8 @@ from typing import Literal
 Unit = Literal["share", "nats", "tokens", "logit", "probability", "AUROC", "score", ""]
 """Unit of a score; "share" is attention, or a share of tokens, 0 to 1."""
 
-Samples = Literal["sequences", "texts", "prompts", "tokens", "weights"]
-"""What a score is a mean over; a score of weights is one number."""
+Samples = Literal["sequences", "texts", "prompts", "tokens", "weights", "file"]
+"""What a score is a mean over; a score of weights or from a file is one number."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ _RANDOM_TOKENS = (
     ScoreDefinition(
         "induction",
         "induction",
-        "Attention to the token after the earlier occurrence of the same token, on random tokens shown twice.",
+        "Attention to the token after the earlier occurrence of the same token, on random "
+        "tokens shown twice.",
         "2209.11895, 2212.09095",
         "share",
         "sequences",
@@ -115,7 +116,8 @@ _WEIGHTS = (
     ScoreDefinition(
         "copying",
         "copying (eigenvalues)",
-        "Sum of the eigenvalues of W_E W_V W_O W_U over the whole vocabulary, over the sum of their absolute values.",
+        "Sum of the eigenvalues of W_E W_V W_O W_U over the whole vocabulary, over the sum of "
+        "their absolute values.",
         "Elhage et al. 2021",
         "score",
         "weights",
@@ -124,7 +126,8 @@ _WEIGHTS = (
     ScoreDefinition(
         "promotes_attended",
         "promotes the attended token",
-        "Share of random tokens whose logit the head raises most, among these tokens, when it attends to them.",
+        "Share of random tokens whose logit the head raises most, among these tokens, when it "
+        "attends to them.",
         "2211.00593",
         "share",
         "tokens",
@@ -163,7 +166,8 @@ _TASK = (
     ScoreDefinition(
         "exchange",
         "query exchange",
-        "What the log-odds lose if the head alone takes its query from a prompt of the other class.",
+        "What the log-odds lose if the head alone takes its query from a prompt of the other "
+        "class.",
         "2402.02872",
         "nats",
         "prompts",
@@ -172,7 +176,8 @@ _TASK = (
     ScoreDefinition(
         "keys",
         "key exchange",
-        "What the log-odds lose if the head alone takes its keys from the prompt with exchanged texts.",
+        "What the log-odds lose if the head alone takes its keys from the prompt with exchanged "
+        "texts.",
         "2402.02872",
         "nats",
         "prompts",
@@ -181,7 +186,8 @@ _TASK = (
     ScoreDefinition(
         "values",
         "value exchange",
-        "What the log-odds lose if the head alone takes its values from the prompt with exchanged labels.",
+        "What the log-odds lose if the head alone takes its values from the prompt with "
+        "exchanged labels.",
         "2402.02872",
         "nats",
         "prompts",
@@ -236,7 +242,8 @@ _TASK = (
     ScoreDefinition(
         "task_recognition",
         "task recognition (TSLA)",
-        "Squared norm of the head's output at the last position, in the span of the labels' unembeddings.",
+        "Squared norm of the head's output at the last position, in the span of the labels' "
+        "unembeddings.",
         "2509.24164",
         "",
         "prompts",
@@ -269,5 +276,4 @@ DEFINITIONS: dict[str, ScoreDefinition] = {
 }
 """The scores that are measured, by name."""
 TEXT_SCORES = tuple(definition.name for definition in _TEXTS)
-WEIGHT_SCORES = tuple(definition.name for definition in _WEIGHTS)
 TASK_SCORES = tuple(definition.name for definition in _TASK)

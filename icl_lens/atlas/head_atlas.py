@@ -2,22 +2,22 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.atlas.definitions import ScoreDefinition
-from icl_lens.atlas.kinds import RATE, discoveries
+from icl_lens.atlas.kinds import PROMPT_KINDS, RATE, TURNED_KINDS, discoveries
 from icl_lens.atlas.stored_scores import read_scores
 from icl_lens.errors import InputError, check_at_least, short_repr
 from icl_lens.files import write_text
+from icl_lens.metrics import spearman
 from icl_lens.models.active_edits import edits_suffix
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.result.base import Displayed, Result
@@ -28,7 +28,6 @@ from icl_lens.result.tables import (
     format_share,
     long_frame,
     plural_prompts,
-    selected_note,
 )
 from icl_lens.result.view import Column, HeadValues, Section, View, table_view
 
@@ -59,11 +58,11 @@ class HeadScore(Displayed):
     """
     unit: str
     over: str
-    """What `mean` is a mean over: "prompts", "sequences", "texts" or "tokens"; "weights" for a
-    number that is no mean.
+    """What `mean` is a mean over: "prompts", "sequences", "texts" or "tokens"; "weights" or "file"
+    for a number that is no mean.
     """
     n: int
-    """How many of them; 1 for weights."""
+    """How many of them; 1 for weights and files."""
     cost: str
     """In forward passes, beside those that other scores share with it."""
     mean: Float[Tensor, "layer head"]
@@ -154,8 +153,8 @@ class HeadScore(Displayed):
     @property
     def samples(self) -> str:
         """What the score was measured on, in words."""
-        if self.over == "weights":
-            return "from weights"
+        if self.over in ("weights", "file"):
+            return "from weights" if self.over == "weights" else "read from a file"
         return f"mean over {self.n:,} {self.over.removesuffix('s') if self.n == 1 else self.over}"
 
 
@@ -178,6 +177,8 @@ class HeadAtlas(Result):
     """Scores that the model or the prompts cannot have, and why."""
     k: int
     """The number of heads that `selected` refers to."""
+    untested: dict[str, str] = field(default_factory=dict)
+    """Kinds whose score the atlas has, but which could not be tested, and why."""
     n_prompts: int = 0
     n_queries: int = 0
     """Number of distinct queries, which the intervals resample."""
@@ -279,7 +280,7 @@ class HeadAtlas(Result):
                 "Read from a file.",
                 Path(path).name,
                 "",
-                "weights",
+                "file",
                 "none",
             )
             scores[name] = HeadScore.of(definition, mean)
@@ -296,16 +297,14 @@ class HeadAtlas(Result):
         """
         rows = []
         for first, second in combinations(self, 2):
-            values = pd.DataFrame({"first": first.mean.flatten(), "second": second.mean.flatten()})
-            ranks = values.dropna().rank().to_numpy().T
-            with np.errstate(invalid="ignore", divide="ignore"):  # NaN for equal scores
-                spearman = float(np.corrcoef(ranks)[0, 1])
+            has_both = ~(first.mean.isnan() | second.mean.isnan())
+            correlation = spearman(first.mean[has_both].double(), second.mean[has_both].double())
             lists = [set(score.top(self.k)) for score in (first, second)]
             rows.append(
                 {
                     "first": first.name,
                     "second": second.name,
-                    "spearman": spearman,
+                    "spearman": float(correlation),
                     "shared": len(lists[0] & lists[1]),
                     "expected": len(lists[0]) * len(lists[1]) / self.n_heads,
                 }
@@ -335,13 +334,15 @@ class HeadAtlas(Result):
         """How many heads have a name, and how many each kind has."""
         of_model = f"of {self.n_heads:,} heads of {self.model}"
         if not self.kinds:
-            return f"{len(self.scores)} scores {of_model}; none of them was tested for kinds."
+            n_scores = f"{len(self.scores)} score{'s' * (len(self.scores) != 1)}"
+            return f"{n_scores} {of_model}; none of them was tested for kinds."
         counts = []
         for kind, heads in self.kinds.items():
             if heads:
                 counts.append(f"{kind} ({len(heads)})")
         if not counts:
-            return f"None {of_model} stands out by any of {len(self.kinds)} kinds."
+            n_kinds = f"{len(self.kinds)} kind{'s' * (len(self.kinds) > 1)}"
+            return f"None {of_model} stands out by any of {n_kinds}."
         has = "has" if len(self.names) == 1 else "have"
         return f"{len(self.names)} {of_model} {has} a name: {joined(counts)}."
 
@@ -351,19 +352,26 @@ class HeadAtlas(Result):
         if self.n_prompts:
             over = f"{plural_prompts(self.n_prompts)} with {self.n_queries:,} distinct queries"
             sentences.append(f"Scores of the task are means over {over}.")
-        if self.kinds:
-            sentences.append(
-                "A head has a name where its score stands out against its own queries turned "
-                "against its keys (values against outputs), or against the average head on the "
-                f"same prompts; of each kind, at most {percent(self.rate)} of the named heads are "
-                "expected to be named wrongly."
+        nulls = []
+        if set(self.kinds) & set(TURNED_KINDS.values()):
+            nulls.append(
+                "copies of all heads whose queries are turned against their keys, or values "
+                "against outputs (scores of random tokens and weights)"
             )
-        sentences.append(f"{selected_note(self.k, self.n_heads).capitalize()}.")
-        by_reason: dict[str, list[str]] = {}
-        for name, reason in self.left_out.items():
-            by_reason.setdefault(reason, []).append(name.replace("_", " "))
-        for reason, names in by_reason.items():
-            sentences.append(f"Left out: {joined(names)}, because {reason}.")
+        if set(self.kinds) & set(PROMPT_KINDS.values()):
+            nulls.append("the average head on the same prompts (scores of the task)")
+        if nulls:
+            sentences.append(
+                f"A head has a name where its score stands out against {' or '.join(nulls)}; of "
+                f"the heads that a kind names, at most {percent(self.rate)} are expected to be "
+                "named wrongly."
+            )
+        for what, reasons in (("Not tested", self.untested), ("Left out", self.left_out)):
+            by_reason: dict[str, list[str]] = {}
+            for name, reason in reasons.items():
+                by_reason.setdefault(reason, []).append(name.replace("_", " "))
+            for reason, names in by_reason.items():
+                sentences.append(f"{what}: {joined(names)}, because {reason}.")
         return " ".join(sentences)
 
     def to_view(self) -> View:
@@ -423,6 +431,7 @@ class HeadAtlas(Result):
             "rate": self.rate,
             "first_heads": first,
             "left_out": self.left_out,
+            "untested": self.untested,
             "n_prompts": self.n_prompts,
             "n_queries": self.n_queries,
             "n_heads": self.n_heads,

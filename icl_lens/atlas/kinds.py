@@ -2,9 +2,9 @@
 
 1. Each score with a kind has a p-value for each head, from one of two nulls:
 
-   - **turned heads**, for scores that follow from weights (attention to random tokens, copying): the
-     same head with its queries turned against its keys, or its values against its output, by a
-     random rotation of the head's own dimensions. This keeps how long its vectors are, and loses
+   - **turned heads**, for scores that follow from weights (attention to random tokens, copying):
+     the same head with its queries turned against its keys, or its values against its output, by
+     a random rotation of the head's own dimensions. This keeps how long its vectors are, and loses
      what they match. In a model of random weights, a head and its turned copies have the same
      distribution. The p-value is the share of turned copies of all heads that score at least as
      high. A head is named by its attention only if the token of the kind is the one that it attends

@@ -5,8 +5,7 @@
 3. What a model or the prompts cannot have is left out, with the reason.
 """
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,14 +14,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from icl_lens.atlas import task_scores, token_scores, weight_scores
-from icl_lens.atlas.definitions import (
-    DEFINITIONS,
-    TASK_SCORES,
-    TEXT_SCORES,
-    WEIGHT_SCORES,
-)
+from icl_lens.atlas.definitions import DEFINITIONS, TASK_SCORES, TEXT_SCORES
 from icl_lens.atlas.head_atlas import HeadAtlas, HeadScore, ordered
 from icl_lens.atlas.kinds import (
+    MIN_QUERIES,
     N_TURNS,
     PROMPT_KINDS,
     TURNED_KINDS,
@@ -37,11 +32,12 @@ from icl_lens.attribution.repeated_tokens import (
     repeated_sequences,
     repeated_token_attention,
 )
-from icl_lens.edits.reference import SamePairsWarning
+from icl_lens.edits.ablate import Ablate
+from icl_lens.edits.reference import mean_z
 from icl_lens.errors import InputError, check_at_least, check_integers
-from icl_lens.measures.effects import AnswerTokens
+from icl_lens.measures.effects import AnswerTokens, log_odds_lost
 from icl_lens.measures.exchanges import tower_prompts
-from icl_lens.measures.function_vectors import indirect_effects
+from icl_lens.measures.function_vectors import recovered_probabilities
 from icl_lens.measures.locate import (
     N_LOCATED,
     DirectScores,
@@ -52,9 +48,10 @@ from icl_lens.measures.locate import (
 from icl_lens.measures.mean_scores import mean_score
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.prompts.batch import PromptBatch, check_batch, prompts_digest
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize, tokenizer_like
+from icl_lens.runs.folder import FolderError
 from icl_lens.runs.run import Run, as_run
 from icl_lens.runs.stream import Plan, plan_batches, start
 
@@ -94,8 +91,8 @@ def head_atlas(
     tokens and shuffles labels. `run` says how the prompts run; its folder has a folder for each
     score, so that an interrupted call resumes.
 
-    Raise InputError for invalid `k`, `n_sequences` or `seed`, for scores that are not finite, and
-    like `Run`.
+    Raise InputError for invalid `text`, `k`, `n_sequences` or `seed`, for scores that are not
+    finite, and like `Run`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -107,8 +104,8 @@ def head_atlas(
     """
     view = ModelView.of(model)
     n_heads = len(view.heads())
-    k = min(N_LOCATED, n_heads) if k is None else k
-    (k,) = check_at_least(1, k=min(k, n_heads))
+    (k,) = check_at_least(1, k=N_LOCATED if k is None else k)
+    k = min(k, n_heads)
     (n_sequences,) = check_at_least(1, n_sequences=n_sequences)
     (seed,) = check_integers(seed=seed)
     run = as_run(run)
@@ -117,7 +114,7 @@ def head_atlas(
         batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
         check_batch(batch)
     survey = Survey(view, k, seed)
-    survey.measure_without_task(n_sequences, token_scores.TEXTS if text is None else text)
+    survey.measure_without_task(n_sequences, text)
     if batch is None:
         survey.leave_out(TASK_SCORES, NEEDS_PROMPTS)
     else:
@@ -127,6 +124,7 @@ def head_atlas(
         model=view.name,
         scores=ordered(survey.scores, tuple(DEFINITIONS)),
         left_out={name: survey.left_out[name] for name in DEFINITIONS if name in survey.left_out},
+        untested=survey.untested,
         k=k,
         n_prompts=0 if batch is None else batch.n_prompts,
         n_queries=len(queries),
@@ -143,28 +141,43 @@ class Survey:
     seed: int
     scores: dict[str, HeadScore] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    untested: dict[str, str] = field(default_factory=dict)
+    """Kinds that could not be tested, and why."""
 
     def leave_out(self, names: Sequence[str], reason: str) -> None:
         """Remember why scores are left out."""
         for name in names:
             self.left_out[name] = reason
 
-    def attempt(self, names: Sequence[str], measure: Callable[[], None]) -> None:
-        """Measure scores; leave them out, with the reason, if the model or prompts cannot have
-        them.
+    def attempt(
+        self,
+        names: Sequence[str],
+        measure: Callable[[], Mapping[str, Values]],
+        samples: Sequence[str] | None = None,
+    ) -> None:
+        """Measure scores and add their means; leave them out, with the reason, if the model or the
+        prompts cannot have them.
         """
         try:
-            measure()
+            values_by_name = measure()
+        except FolderError:
+            raise
         except InputError as error:
-            self.leave_out([name for name in names if name not in self.scores], str(error))
+            self.leave_out(names, str(error))
+            return
+        for name in names:
+            self.add(name, values_by_name[name], samples)
 
-    def add(self, name: str, values: Values, samples: Sequence[str]) -> None:
-        """Add the means of a score; `samples` names the query, text or sequence of each row."""
-        mean = mean_score(name, values, samples, self.k)
+    def add(self, name: str, values: Values, samples: Sequence[str] | None = None) -> None:
+        """Add the means of a score; `samples` names the query of each row, by default each row is a
+        sample of its own. Raise InputError for means that are not finite.
+        """
+        samples = list(map(str, range(len(values)))) if samples is None else samples
         n_samples = int((~np.isnan(values).reshape(len(values), -1).all(1)).sum())
         if n_samples == 0:
             self.leave_out([name], "no prompt has what it needs")
             return
+        mean = mean_score(name, values, samples, self.k)
         self.scores[name] = HeadScore.of(
             DEFINITIONS[name],
             mean.mean,
@@ -175,31 +188,48 @@ class Survey:
         )
         if name in PROMPT_KINDS:
             p_value = average_head_p_values(values, samples, self.seed)
-            kind = "" if p_value is None else PROMPT_KINDS[name]
-            self.scores[name] = replace(self.scores[name], kind=kind, p_value=p_value)
+            if p_value is None:
+                reason = f"they need {MIN_QUERIES} prompts with distinct queries"
+                self.untested[PROMPT_KINDS[name]] = reason
+            else:
+                self._name(name, PROMPT_KINDS[name], p_value)
 
-    def measure_without_task(self, n_sequences: int, texts: Sequence[str]) -> None:
+    def _name(self, name: str, kind: str, p_value: Float[Tensor, "layer head"]) -> None:
+        """Add the p-values by which a score names heads."""
+        self.scores[name] = replace(self.scores[name], kind=kind, p_value=p_value)
+
+    def measure_without_task(self, n_sequences: int, text: Sequence[str] | None) -> None:
         """Measure the scores of weights, random tokens and texts."""
-        self.attempt(ATTENTION_SCORES, lambda: self._random_tokens(n_sequences))
-        self.attempt(TEXT_SCORES, lambda: self._texts(texts))
-        self.attempt(WEIGHT_SCORES, self._weights)
-
-    def _random_tokens(self, n_sequences: int) -> None:
         n_tokens = min(N_TOKENS, self.view.model.cfg.n_ctx // 2 - 2)
+        self.attempt(ATTENTION_SCORES, lambda: self._random_tokens(n_tokens, n_sequences))
+        if set(ATTENTION_SCORES) <= set(self.scores):
+            self._name_by_attention(n_tokens, n_sequences)
+        if text is None:
+            self.attempt(TEXT_SCORES, lambda: self._texts(token_scores.TEXTS))
+        else:
+            for name, values in self._texts(text).items():
+                self.add(name, values)
+        self._weights()
+
+    def _random_tokens(self, n_tokens: int, n_sequences: int) -> dict[str, Values]:
         attention = repeated_token_attention(
             self.view.model, n=n_sequences, n_tokens=n_tokens, seed=self.seed
         )
-        names = list(map(str, range(n_sequences)))
-        for name, values in attention.items():
-            self.add(name, values.numpy(), names)
-        self.attempt([], lambda: self._name_by_attention(n_tokens, n_sequences))
+        return {name: values.numpy() for name, values in attention.items()}
 
     def _name_by_attention(self, n_tokens: int, n_sequences: int) -> None:
         """Compare attention to random tokens with that of turned heads."""
         n_turned = min(n_sequences, N_TURNED_SEQUENCES)
         options = {"n": n_turned, "n_tokens": n_tokens, "seed": self.seed}
         sequences = repeated_sequences(self.view.model, **options)
-        turned, by_distance = turned_attention(self.view, sequences, n_tokens, N_TURNS, self.seed)
+        try:
+            turned, by_distance = turned_attention(
+                self.view, sequences, n_tokens, N_TURNS, self.seed
+            )
+        except InputError as error:
+            for name in ("previous_token", "duplicate_token", "induction", "first_token"):
+                self.untested[TURNED_KINDS[name]] = str(error)
+            return
         turned_by_name: dict[str, Tensor] = {}
         for name, turned_score in zip(ATTENTION_SCORES, turned.unbind(-1), strict=True):
             turned_by_name[name] = turned_score
@@ -219,96 +249,96 @@ class Survey:
         can_be_named: Bool[Tensor, "layer head"],
     ) -> None:
         """Add the p-values of a score; heads that cannot be named have 1."""
-        score = self.scores[name]
-        p_value = turned_p_values(score.mean, turned).masked_fill(~can_be_named, 1.0)
-        self.scores[name] = replace(score, kind=TURNED_KINDS[name], p_value=p_value)
+        p_value = turned_p_values(self.scores[name].mean, turned)
+        self._name(name, TURNED_KINDS[name], p_value.masked_fill(~can_be_named, 1.0))
 
-    def _texts(self, texts: Sequence[str]) -> None:
+    def _texts(self, texts: Sequence[str]) -> dict[str, Values]:
         batch = token_scores.tokenized_texts(self.view, texts)
-        names = list(map(str, range(len(batch))))
-        for name, values in token_scores.text_scores(self.view, batch).items():
-            self.add(name, values.numpy(), names)
+        scores = token_scores.text_scores(self.view, batch)
+        return {name: values.numpy() for name, values in scores.items()}
 
     def _weights(self) -> None:
-        definition = DEFINITIONS["copying"]
         circuits = weight_scores.small_circuits(self.view)
         copying = weight_scores.copying_scores(circuits)
-        self.scores["copying"] = HeadScore.of(definition, copying)
+        self.scores["copying"] = HeadScore.of(DEFINITIONS["copying"], copying)
         turned = turned_copying(circuits, N_COPYING_TURNS, self.seed)
         self._name_by_turning("copying", turned, copying > copying.mean())
         is_promoted = weight_scores.promotes_attended(self.view, self.seed).double().numpy()
-        self.add("promotes_attended", is_promoted, list(map(str, range(len(is_promoted)))))
+        self.add("promotes_attended", is_promoted)
 
     def measure_task(self, batch: PromptBatch, run: Run) -> None:
         """Measure the scores of prompts."""
-        view = self.view
-        tokens = AnswerTokens.from_batch(view, batch, None, None)
+        tokens = AnswerTokens.from_batch(self.view, batch, None, None)
+        queries = batch.queries
         if tokens.against is None:
             self.leave_out(["contrast"], "the prompts have no other labels to compare with")
         else:
-            self.attempt(["contrast"], lambda: self._direct("contrast", batch, run))
-        self.attempt(["increase"], lambda: self._direct("increase", batch, run))
-        self.attempt(["effect"], lambda: self._effects(batch, tokens, run))
+            self.attempt(["contrast"], lambda: self._direct("contrast", batch, run), queries)
+        self.attempt(["increase"], lambda: self._direct("increase", batch, run), queries)
+        self.attempt(["effect"], lambda: self._effects(batch, tokens, run), queries)
         exchanged = ("exchange", "keys", "values")
-        self.attempt(exchanged, lambda: self._exchanges(batch, run))
+        self.attempt(exchanged, lambda: self._exchanges(batch, run), queries)
         read = [name for name in TASK_SCORES if "label" in name or "task" in name]
         if not (batch.has_demonstrations and batch.prompts):
             self.leave_out([*read, "similarity", "indirect_effect"], NEEDS_DEMONSTRATIONS)
             return
-        self.attempt(read, lambda: self._read(batch, run))
-        self.attempt(["similarity"], lambda: self._similarity(batch, run))
-        self.attempt(["indirect_effect"], lambda: self._indirect_effects(batch, run))
+        self.attempt(read, lambda: self._read(batch, run), queries)
+        self.attempt(["similarity"], lambda: self._similarity(batch, run), queries)
+        self.attempt(["indirect_effect"], lambda: self._indirect_effects(batch, run), queries)
 
-    def _direct(self, name: Any, batch: PromptBatch, run: Run) -> None:
+    def _direct(self, name: Any, batch: PromptBatch, run: Run) -> dict[str, Values]:
         measure = DirectScores.from_batch(
             self.view.model, batch, name, None, None, final_norm="frozen", bias=True, run=run
         )
-        self.add(name, self._columns(measure, batch, run)[name], batch.queries)
+        return self._located(measure, batch, run)
 
-    def _effects(self, batch: PromptBatch, tokens: AnswerTokens, run: Run) -> None:
-        measure = Effects(self.view, batch, tokens, "last", "exact", {})
-        columns = self._columns(measure, batch, run)
-        outcome = "log_prob" if tokens.against is None else "log_odds"
-        self.add("effect", columns[outcome], batch.queries)
+    def _effects(self, batch: PromptBatch, tokens: AnswerTokens, run: Run) -> dict[str, Values]:
+        if tokens.against is None:
+            measure = Effects(self.view, batch, tokens, "last", "exact", {})
+            return {"effect": self._located(measure, batch, run)["log_prob"]}
 
-    def _exchanges(self, batch: PromptBatch, run: Run) -> None:
+        def effects(rows: list[int]) -> dict[str, Tensor]:
+            return {"effect": log_odds_lost(self.view, batch[rows], tokens.select(rows)).cpu()}
+
+        return self._stream("effect", effects, batch, run, plan_batches(self.view, batch, run))
+
+    def _exchanges(self, batch: PromptBatch, run: Run) -> dict[str, Values]:
         donors = tower_prompts(self.view.model, batch)
-        columns = self._columns(Exchanges(self.view, donors, run.memory), batch, run)
-        for name in ("exchange", "keys", "values"):
-            self.add(name, columns[name], batch.queries)
+        return self._located(Exchanges(self.view, donors, run.memory), batch, run)
 
-    def _columns(self, measure: HeadMeasure, batch: PromptBatch, run: Run) -> dict[str, np.ndarray]:
+    def _located(self, measure: HeadMeasure, batch: PromptBatch, run: Run) -> dict[str, Values]:
         """Return what a score of `il.locate` is of each prompt."""
-        return self._stream(
-            measure.by, measure.measure, batch, run, measure.plan(run), measure.options()
-        )
+        plan, options = measure.plan(run), measure.options()
+        return self._stream(measure.by, measure.measure, batch, run, plan, options)
 
-    def _read(self, batch: PromptBatch, run: Run) -> None:
+    def _read(self, batch: PromptBatch, run: Run) -> dict[str, Values]:
         measure = task_scores.ReadScores(self.view, batch)
-        columns = self._stream("read", measure.measure, batch, run, measure.plan(run))
-        for name, values in columns.items():
-            self.add(name, values, batch.queries)
+        return self._stream("read", measure.measure, batch, run, measure.plan(run))
 
-    def _similarity(self, batch: PromptBatch, run: Run) -> None:
-        def measure(rows: list[int]) -> dict[str, Tensor]:
+    def _similarity(self, batch: PromptBatch, run: Run) -> dict[str, Values]:
+        def similarity(rows: list[int]) -> dict[str, Tensor]:
             return {"similarity": task_scores.similarity_auroc(self.view, batch[rows])}
 
         plan = plan_batches(self.view, batch, run)
-        columns = self._stream("similarity", measure, batch, run, plan)
-        self.add("similarity", columns["similarity"], batch.queries)
+        return self._stream("similarity", similarity, batch, run, plan)
 
-    def _indirect_effects(self, batch: PromptBatch, run: Run) -> None:
+    def _indirect_effects(self, batch: PromptBatch, run: Run) -> dict[str, Values]:
         shuffled = []
         for row, prompt in enumerate(batch.prompts):
             shuffled.append(task_scores.with_shuffled_labels(prompt, self.seed + row))
         if shuffled == list(batch.prompts):
             raise InputError("shuffling labels changes no prompt")
         corrupted = tokenizer_like(self.view.model, batch)(shuffled, range(len(batch)))
-        reference = [batch[rows] for rows in plan_batches(self.view, batch, run)]
-        with warnings.catch_warnings():  # the mean shall keep the task
-            warnings.simplefilter("ignore", SamePairsWarning)
-            effects = indirect_effects(self.view.model, corrupted, reference)
-        self.add("indirect_effect", effects.double().cpu().numpy(), corrupted.queries)
+        means = mean_z(self.view, range(self.view.n_layers), batch, "last")
+        to_mean = Ablate([], mode="mean", reference=batch, positions="last", recorded_z=means)
+
+        def effects(rows: list[int]) -> dict[str, Tensor]:
+            recovered = recovered_probabilities(self.view, corrupted[rows], to_mean)
+            return {"indirect_effect": recovered.double().cpu()}
+
+        plan = plan_batches(self.view, corrupted, run)
+        options = {"reference": prompts_digest(batch)}
+        return self._stream("indirect_effect", effects, corrupted, run, plan, options)
 
     def _stream(
         self,
@@ -318,9 +348,9 @@ class Survey:
         run: Run,
         plan: Plan,
         options: dict[str, Any] | None = None,
-    ) -> dict[str, np.ndarray]:
-        """Return what `measure` gives for each prompt, from batches that the run's folder stores."""
-        with start(
-            run.part(name), self.view.model, batch, name, options or {}, plan=plan
-        ) as stream:
-            return stream.map(DEFINITIONS[name].title if name in DEFINITIONS else name, measure)
+    ) -> dict[str, Values]:
+        """Return what `measure` gives for each prompt, in batches that the run's folder stores."""
+        title = DEFINITIONS[name].title if name in DEFINITIONS else name
+        part, model = run.part(name), self.view.model
+        with start(part, model, batch, name, options or {}, plan=plan) as stream:
+            return stream.map(title, measure)

@@ -30,26 +30,26 @@ TEXTS = (
     "and every evening her brother waited in the harbor until Mara lit the lamp.",
     "Peter gave the red book to Anna. Anna read the red book twice, and then Anna gave the book "
     "back to Peter, who put it on the shelf beside the window.",
-    "Rain fell on the mountain for three days. On the fourth day the river below the mountain rose, "
-    "and the people of the village carried stones to the river.",
-    "To make the soup, cut two onions and a carrot. Fry the onions in butter, add the carrot and a "
-    "little water, and cook the soup until the carrot is soft.",
-    "The committee met on Monday to discuss the new bridge. The chairman said that the bridge would "
-    "cost too much, and the committee decided to meet again on Friday.",
-    "My grandmother kept bees. She said that bees know the weather before we do: when the bees stay "
-    "in the hive, my grandmother took her coat.",
+    "Rain fell on the mountain for three days. On the fourth day the river below the mountain "
+    "rose, and the people of the village carried stones to the river.",
+    "To make the soup, cut two onions and a carrot. Fry the onions in butter, add the carrot and "
+    "a little water, and cook the soup until the carrot is soft.",
+    "The committee met on Monday to discuss the new bridge. The chairman said that the bridge "
+    "would cost too much, and the committee decided to meet again on Friday.",
+    "My grandmother kept bees. She said that bees know the weather before we do: when the bees "
+    "stay in the hive, my grandmother took her coat.",
     "A comet is a small body of ice and dust. When a comet comes near the sun, the ice turns into "
     "gas, and the dust forms a tail that points away from the sun.",
-    "The train to London leaves at nine. If you miss the train at nine, there is a bus at ten, but "
-    "the bus to London takes two hours longer than the train.",
-    "Lucas wanted to buy a violin, but the violin in the shop was expensive. The owner of the shop "
-    "heard Lucas play, and lent Lucas the violin for a year.",
+    "The train to London leaves at nine. If you miss the train at nine, there is a bus at ten, "
+    "but the bus to London takes two hours longer than the train.",
+    "Lucas wanted to buy a violin, but the violin in the shop was expensive. The owner of the "
+    "shop heard Lucas play, and lent Lucas the violin for a year.",
     "In winter the lake freezes and the children skate on the lake. In summer the same children "
     "swim in the lake, and the old men sit in boats and fish.",
-    "The doctor looked at the picture for a long time. Then the doctor called the nurse, showed the "
-    "nurse the picture, and asked her to bring the patient.",
-    "Two cats lived in the bakery. The black cat slept on the warm oven, and the white cat slept in "
-    "the window, where the baker put the bread for the black cat to guard.",
+    "The doctor looked at the picture for a long time. Then the doctor called the nurse, showed "
+    "the nurse the picture, and asked her to bring the patient.",
+    "Two cats lived in the bakery. The black cat slept on the warm oven, and the white cat slept "
+    "in the window, where the baker put the bread for the black cat to guard.",
 )
 """Short texts in which words occur again, so that a model has something to copy."""
 
@@ -69,8 +69,8 @@ def tokenized_texts(view: ModelView, texts: Sequence[str]) -> PromptBatch:
     share = float(is_unknown.sum() / batch.attention_mask.sum())
     if unknown is not None and share > 0.1:
         raise InputError(
-            f"text must have words that the model knows, got {share:.0%} unknown tokens; pass text= "
-            "in the model's own vocabulary"
+            f"text must have words that the model knows, got {share:.0%} unknown tokens; pass "
+            "text= in the model's own vocabulary"
         )
     if int(batch.last.min()) < 2 + len(prefix_tokens(view.model)):
         raise InputError("each text must have at least three tokens; pass longer texts")

@@ -39,7 +39,8 @@ def test_with_a_task_the_command_says_what_python_says(run, tmp_path, icl_mini):
     assert atlas["exchange"].mean.allclose(expected["exchange"].mean)
     assert atlas.finding in " ".join(printed.split())
     assert '"exchange"' in (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert list((tmp_path / "out" / "exchange").glob("*.parquet"))
+    for name in ("exchange", "effect", "indirect_effect"):
+        assert list((tmp_path / "out" / name).glob("*.parquet")), name
 
 
 def test_task_options_need_a_task(run):

@@ -14,9 +14,11 @@ import pytest
 import reference_hf
 import torch
 import vectors
+from transformer_lens.head_detector import detect_head
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import icl_lens as il
+from icl_lens.attribution.repeated_tokens import repeated_sequences
 from icl_lens.models.gguf_header import cached_parser
 from icl_lens.models.installed import SMOLLM2
 
@@ -73,6 +75,26 @@ def test_logits_are_transformers_own(model, hf):
         mine = model(torch.tensor([tokens]))
     assert (mine - theirs).abs().max() <= ATOL
     assert theirs.std() > 1
+
+
+def test_attention_scores_rank_heads_like_those_of_transformer_lens(model):
+    """`head_detector` reads the tokens of both showings, of which the first has no earlier ones."""
+    sequences = repeated_sequences(model, n=3, n_tokens=24, seed=0).tokens
+    ours = il.repeated_token_scores(model, n=3, n_tokens=24, seed=0)
+    kinds = ("previous_token", "duplicate_token", "induction")
+    theirs = dict.fromkeys(kinds, 0.0)
+    for sequence in sequences[:, None]:
+        detected = SimpleNamespace(cfg=model.cfg, to_tokens=lambda tokens: tokens)
+        _, cache = model.run_with_cache(
+            sequence,
+            names_filter=lambda name: name.endswith("hook_pattern"),
+            remove_batch_dim=True,
+        )
+        for kind in kinds:
+            theirs[kind] += detect_head(detected, sequence, f"{kind}_head", cache=cache) / 3
+    for kind in kinds:
+        correlation = il.metrics.spearman(getattr(ours, kind).flatten(), theirs[kind].flatten())
+        assert correlation >= 0.95, kind
 
 
 def test_the_papers_prompt(model):

@@ -1,0 +1,148 @@
+"""What an atlas says follows from its numbers: which heads have names, and the sentences."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import sweep
+import torch
+
+import icl_lens as il
+from icl_lens.atlas import measure, turned_heads
+from icl_lens.atlas.definitions import DEFINITIONS
+from icl_lens.atlas.head_atlas import HeadAtlas, HeadScore
+from icl_lens.atlas.kinds import KINDS, average_head_p_values, discoveries
+from icl_lens.atlas.measure import Survey
+from icl_lens.models.view import ModelView
+
+SHAPE = (2, 3)
+
+
+def made_up(p_values, **fields):
+    """Return an atlas whose scores have these p-values by head; other heads have 1."""
+    scores = {}
+    for name, heads in p_values.items():
+        p_value = torch.ones(SHAPE).double()
+        for head, number in heads.items():
+            p_value[head] = number
+        rising = torch.arange(6.0).double().reshape(SHAPE)
+        score = HeadScore.of(DEFINITIONS[name], rising)
+        scores[name] = replace(score, kind=KINDS[name], p_value=p_value)
+    return HeadAtlas("tiny", scores, {}, k=2, **fields)
+
+
+def test_the_finding_counts_heads_and_the_heads_of_each_kind():
+    atlas = made_up({"induction": {(1, 1): 1e-4}, "effect": {(1, 1): 1e-4, (0, 2): 1e-4}})
+    assert atlas.finding == "2 of 6 heads of tiny have a name: induction (1) and needed (2)."
+    assert list(atlas.names) == [il.Head(1, 1), il.Head(0, 2)]  # most kinds first
+    assert atlas.kinds["needed"] == [il.Head(1, 1), il.Head(0, 2)]  # largest score first
+    atlas = made_up({"induction": {(1, 1): 1e-4}, "effect": {(1, 1): 1e-4}})
+    assert atlas.finding == "1 of 6 heads of tiny has a name: induction (1) and needed (1)."
+    assert made_up({"effect": {(1, 1): 0.04}}).finding == (
+        "None of 6 heads of tiny stands out by any of 1 kind."
+    )
+    untested = replace(
+        atlas, scores={"copying": HeadScore.of(DEFINITIONS["copying"], torch.eye(3))}
+    )
+    assert untested.finding == "1 score of 9 heads of tiny; none of them was tested for kinds."
+
+
+def test_the_summary_names_the_nulls_that_were_used_and_the_kinds_that_were_not_tested():
+    turned, average = "turned against their keys", "the average head on the same prompts"
+    of_weights = made_up({"induction": {}}).summary()
+    assert turned in of_weights
+    assert average not in of_weights
+    of_prompts = made_up({"effect": {}}, n_prompts=9, n_queries=8).summary()
+    assert turned not in of_prompts
+    assert average in of_prompts
+    assert "means over 9 prompts with 8 distinct queries" in of_prompts
+    assert "at most 5.0% are expected to be named wrongly" in of_prompts
+    assert "Not tested" not in of_prompts
+    atlas = made_up({}, untested={"needed": "they need more", "compares": "they need more"})
+    assert atlas.summary() == "Not tested: needed and compares, because they need more."
+
+
+def test_scores_of_a_file_are_not_said_to_come_from_weights(tmp_path):
+    (tmp_path / "published.json").write_text("[[0, 1, 0.5]]", encoding="utf-8")
+    joined = made_up({"induction": {}}).with_scores(tmp_path / "published.json")
+    assert joined["published"].samples == "read from a file"
+
+
+def test_heads_have_names_only_by_the_token_that_they_attend_to_most(gpt2, monkeypatch):
+    n_tokens, names = 5, ("previous_token", "duplicate_token", "induction", "first_token")
+    survey = Survey(ModelView.of(gpt2), 4, 0)
+    for name in names:
+        mean = torch.full((3, 4), 0.3, dtype=torch.float64)
+        survey.scores[name] = HeadScore.of(DEFINITIONS[name], mean)
+    by_distance = torch.full((3, 4, 12), 0.1).double()
+    by_distance[0, 0, 7] = 0.4
+    by_distance[0, 1, 1] = 0.4  # the token before
+    by_distance[0, 2, n_tokens] = 0.4  # the same token
+    by_distance[0, 3, n_tokens - 1] = 0.4  # the token after it
+    turned = torch.zeros(20, 3, 4, 6).double()
+    monkeypatch.setattr(measure, "turned_attention", lambda *arguments: (turned, by_distance))
+    survey._name_by_attention(n_tokens, n_sequences=2)
+    not_named = {}
+    for name in names:
+        named = survey.scores[name].named(0.05)
+        not_named[name] = {str(head) for head in ModelView.of(gpt2).heads() if head not in named}
+    assert not_named == {
+        "previous_token": {"L0H0", "L0H2", "L0H3"},
+        "duplicate_token": {"L0H0", "L0H1", "L0H3"},
+        "induction": {"L0H0", "L0H1", "L0H2"},
+        "first_token": {"L0H0", "L0H1", "L0H2", "L0H3"},
+    }
+    turned += 0.3  # as high as the heads
+    survey._name_by_attention(n_tokens, n_sequences=2)
+    assert not any(survey.scores[name].named(0.05) for name in names)
+
+
+def test_heads_copy_only_if_they_copy_more_than_the_average_head(gpt2, monkeypatch):
+    turned = torch.full((10, 3, 4), -2.0).double()
+    monkeypatch.setattr(measure, "turned_copying", lambda *arguments: turned)
+    survey = Survey(ModelView.of(gpt2), 4, 0)
+    survey._weights()
+    copying = survey.scores["copying"]
+    above = copying.mean > copying.mean.mean()
+    assert 0 < above.sum() < 12
+    assert {tuple(head) for head in copying.named(0.05)} == {*map(tuple, above.nonzero().tolist())}
+
+
+def test_attention_that_is_not_that_of_queries_and_keys_gets_no_names(gpt2, monkeypatch):
+    monkeypatch.setattr(turned_heads, "MAX_ERROR", -1.0)
+    text = ["love like love hate"]
+    atlas = il.head_atlas(gpt2, text=text, n_sequences=2)
+    assert list(atlas.kinds) == ["copying"]
+    attention_kinds = ["previous token", "duplicate token", "induction", "sink"]
+    assert list(atlas.untested) == attention_kinds
+    assert "Not tested: previous token, duplicate token, induction and sink" in atlas.summary()
+
+
+def test_the_average_head_is_as_large_as_heads_of_either_sign():
+    generator = np.random.default_rng(0)
+    scores = 0.01 * generator.standard_normal((20, 2, 3))
+    scores[:, 0] += 1
+    scores[:, 1] -= 1
+    queries = [str(row) for row in range(20)]
+    p_values = average_head_p_values(scores, queries, 0)
+    assert not discoveries(p_values, 0.05).any()
+    again = average_head_p_values(np.tile(scores, (3, 1, 1)), queries * 3, 0)
+    assert torch.equal(again, p_values)  # prompts with the same query are no further evidence
+
+
+def test_errors_of_folders_texts_and_numbers_are_raised(gpt2, tmp_path, no_type_checks):
+    (tmp_path / "contrast").mkdir()
+    (tmp_path / "contrast" / "notes.txt").write_text("")
+    survey = Survey(ModelView.of(gpt2), 4, 0)
+    batch = sweep.tokenized(gpt2, sweep.ONE_WORD)
+    with pytest.raises(il.InputError, match="must be empty"):
+        survey.measure_task(batch, il.Run(tmp_path))
+    with pytest.raises(il.InputError, match="at least three tokens"):
+        il.head_atlas(gpt2, text=["love"], n_sequences=2)
+    with pytest.raises(il.InputError, match="k must be"):
+        il.head_atlas(gpt2, k="3")
+    values = {"induction": torch.full((2, 3, 4), torch.nan).double().numpy()}
+    values["induction"][0] = 1
+    values["induction"][1, 0, 0] = np.inf
+    with pytest.raises(il.InputError, match="NaN or infinite"):
+        survey.attempt(["induction"], lambda: values)
