@@ -9,6 +9,7 @@ import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,12 +25,14 @@ __all__ = [
     "Scores",
     "Study",
     "Table",
-    "add_lost",
     "first_heads",
     "from_command_line",
     "heads_by_induction",
     "named_classes",
+    "queries_alone",
     "relabeled",
+    "shown_after",
+    "top_token_is_answer",
     "with_random_labels",
 ]
 
@@ -60,6 +63,49 @@ def with_random_labels(prompts: Sequence[il.Prompt], seed: int) -> list[il.Promp
     return shuffled
 
 
+def queries_alone(study: Study, batch: il.PromptBatch) -> il.PromptBatch:
+    """Return the prompts without their demonstrations."""
+    return study.tokenize(
+        [il.Prompt([], prompt.query, prompt.answer, prompt.labels) for prompt in batch.prompts]
+    )
+
+
+def shown_after(
+    study: Study, demonstrations: Sequence[il.Demonstration], prompts: Sequence[il.Prompt]
+) -> list[il.Prompt]:
+    """Return each different query of the prompts after the same demonstrations.
+
+    The answer is the label that these demonstrations give to the query's class. Queries that are
+    among the demonstrations are left out. Raise InputError for labeled texts whose classes are not
+    known, or are the labels.
+    """
+    class_of = classes_of_words(study) if study.labels else {}
+    label_of = {}
+    for demonstration in demonstrations:
+        label_of[class_of.get(demonstration.text)] = demonstration.label
+    shown_texts = {demonstration.text for demonstration in demonstrations}
+    by_query: dict[str, il.Prompt] = {}
+    for prompt in prompts:
+        if prompt.query in shown_texts or prompt.query in by_query:
+            continue
+        answer = label_of[class_of[prompt.query]] if study.labels else prompt.answer
+        by_query[prompt.query] = il.Prompt(demonstrations, prompt.query, answer, prompt.labels)
+    return list(by_query.values())
+
+
+def classes_of_words(study: Study) -> dict[str, str]:
+    """Return the class of each text of the study's prompts: its label where labels are names of the
+    classes.
+    """
+    class_of = {}
+    for prompt in named_classes(study).prompts():
+        assert prompt.answer is not None
+        class_of[prompt.query] = prompt.answer
+        for demonstration in prompt.demonstrations:
+            class_of[demonstration.text] = demonstration.label
+    return class_of
+
+
 def first_heads(scores: torch.Tensor, k: int) -> list[il.Head]:
     """Return the k heads with the largest scores [layer head], largest first."""
     order = scores.double().flatten().argsort(descending=True, stable=True)[:k]
@@ -75,24 +121,26 @@ def heads_by_induction(study: Study, k: int) -> list[il.Head]:
     return first_heads(scores.induction, k)
 
 
-def add_lost(
-    table: Table, what: str, scores: Scores, place: int, places_of_random: slice, **about: str
-) -> None:
-    """Add accuracy and log-odds lost with a set of edits, beside those lost with random heads.
+def top_token_is_answer(
+    study: Study,
+    part: str,
+    batch: il.PromptBatch,
+    edits: Sequence[Sequence[Any]],
+    options: dict[str, Any],
+) -> np.ndarray:
+    """Return 1 where the most probable token of the whole vocabulary is the answer's first one,
+    else 0, under each set of edits, [prompt set].
 
-    Set 0 of `scores` is the intact model.
+    `options` name what the edits depend on, and `part` is where the numbers are stored.
     """
-    measures: tuple[tuple[str, str, np.ndarray], ...] = (
-        ("accuracy lost", "%", scores.correct),
-        ("log-odds lost", "nats", scores.log_odds),
-    )
-    for measure, unit, values in measures:
-        lost = values[:, :1] - values
-        table.add(
-            f"{measure}, {what}",
-            lost[:, place],
-            lost[:, places_of_random],
-            unit=unit,
-            versus="random heads of the same layers",
-            **about,
-        )
+
+    def of_rows(rows: list[int]) -> torch.Tensor:
+        answers = batch[rows].answer_tokens
+
+        def is_answer(log_probs: torch.Tensor, prompts: torch.Tensor) -> torch.Tensor:
+            return (log_probs.argmax(1) == answers.to(log_probs.device)[prompts]).double()
+
+        return il.score(study.model, batch[rows], edits, read=is_answer)
+
+    run = study.run(part)
+    return il.map_prompts(study.model, batch, of_rows, options=options, run=run)

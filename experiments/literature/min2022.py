@@ -15,7 +15,14 @@ The authors test 12 models of 774M to 175B parameters on 26 tasks, with 16 demon
 """
 
 import pandas as pd
-from claims import Study, Table, from_command_line, named_classes, with_random_labels
+from claims import (
+    Study,
+    Table,
+    from_command_line,
+    named_classes,
+    queries_alone,
+    with_random_labels,
+)
 
 import icl_lens as il
 
@@ -38,9 +45,7 @@ def add_conditions(table: Table, study: Study, labels: str) -> None:
     conditions = {
         "right labels": study.testing,
         "random labels": study.tokenize(with_random_labels(prompts, study.seed)),
-        "no demonstrations": study.tokenize(
-            [il.Prompt([], prompt.query, prompt.answer, prompt.labels) for prompt in prompts]
-        ),
+        "no demonstrations": queries_alone(study, study.testing),
     }
     correct = {}
     for condition, batch in conditions.items():

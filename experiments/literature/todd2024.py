@@ -21,7 +21,14 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 import torch
-from claims import Study, Table, first_heads, from_command_line, with_random_labels
+from claims import (
+    Study,
+    Table,
+    first_heads,
+    from_command_line,
+    queries_alone,
+    with_random_labels,
+)
 
 import icl_lens as il
 
@@ -58,13 +65,6 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
 def shuffled_prompts(study: Study) -> il.PromptBatch:
     """Return the locating prompts with their labels in random order."""
     return study.tokenize(with_random_labels(study.locating.prompts, study.seed))
-
-
-def queries_alone(study: Study, batch: il.PromptBatch) -> il.PromptBatch:
-    """Return the prompts without their demonstrations."""
-    return study.tokenize(
-        [il.Prompt([], prompt.query, prompt.answer, prompt.labels) for prompt in batch.prompts]
-    )
 
 
 def random_vectors(vector: torch.Tensor, seed: int) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ especially in larger models", and hardly changes without induction heads.
    token after an earlier occurrence, on repeated random tokens. Heads of both lists are left out of
    each.
 2. On prompts with other queries, each list is set to zero at all tokens, as are random heads of the
-   same layers.
+   same layers. The answer is right if its first token is the most probable of the vocabulary.
 
 The authors replace heads by their means; they test models of 70M to 7B parameters on 37 tasks.
 
@@ -19,10 +19,10 @@ import pandas as pd
 from claims import (
     Study,
     Table,
-    add_lost,
     first_heads,
     from_command_line,
     heads_by_induction,
+    top_token_is_answer,
     with_random_labels,
 )
 
@@ -42,9 +42,10 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
         for random_heads in random_sets(study, heads):
             edits.append([il.Ablate(random_heads, positions="all")])
     names = {name: list(map(str, heads)) for name, heads in head_sets.items()}
+    is_right = top_token_is_answer(study, "top token", study.testing, edits, names)
     scores = study.scores("ablated", study.testing, lambda rows: edits, names)
     places = {name: 1 + number * (1 + N_RANDOM_SETS) for number, name in enumerate(head_sets)}
-    lost = scores.correct[:, :1] - scores.correct
+    lost = is_right[:, :1] - is_right
     table.add(
         "accuracy lost without function-vector heads",
         lost[:, places["function-vector heads"]],
@@ -52,9 +53,15 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
         unit="%",
         versus="without induction heads",
     )
+    log_odds_lost = scores.log_odds[:, :1] - scores.log_odds
     for name, place in places.items():
         of_random = slice(place + 1, place + 1 + N_RANDOM_SETS)
-        add_lost(table, name, scores, place, of_random, note=" ".join(names[name]))
+        about = {"versus": "random heads of the same layers", "note": " ".join(names[name])}
+        table.add(f"accuracy lost, {name}", lost[:, place], lost[:, of_random], unit="%", **about)
+        table.add(
+            f"log-odds lost, {name}", log_odds_lost[:, place], log_odds_lost[:, of_random], **about
+        )
+    table.add("accuracy", is_right[:, 0], 0.0, unit="%", versus="zero")
     return table.write()
 
 
