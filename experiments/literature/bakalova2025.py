@@ -23,8 +23,8 @@ from claims import Study, Table, from_command_line
 
 import icl_lens as il
 
-HALVES = ("first half", "last half")
-CUTS = ("between demonstrations", "random edges")
+HALVES: tuple[str, ...] = ("first half", "last half")
+CUTS: tuple[str, ...] = ("between demonstrations", "random edges")
 
 
 def main(arguments: list[str] | None = None) -> pd.DataFrame:

@@ -8,6 +8,7 @@ task if the interval of the first row is above zero.
 import random
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,7 @@ def shown_after(
     return list(by_query.values())
 
 
+@cache
 def classes_of_words(study: Study) -> dict[str, str]:
     """Return the class of each text of the study's prompts: its label where labels are names of the
     classes.

@@ -69,14 +69,12 @@ def answers(
     prompts: Sequence[il.Prompt],
 ) -> Scores:
     """Return how the prompts' queries are answered after each order, [prompt order]."""
-    by_order = []
-    for number, order in enumerate(orders):
-        batch = study.tokenize(shown_after(study, order, prompts))
-        by_order.append(study.scores(f"{part}, order {number}", batch, lambda rows: [[]], {}))
-    return Scores(
-        np.concatenate([scores.log_odds for scores in by_order], axis=1),
-        np.concatenate([scores.correct for scores in by_order], axis=1),
-    )
+    ordered_prompts: list[il.Prompt] = []
+    for order in orders:
+        ordered_prompts += shown_after(study, order, prompts)
+    batch = study.tokenize(ordered_prompts)
+    scores = study.scores(part, batch, lambda rows: [[]], {})
+    return Scores(*(values.reshape(len(orders), -1).T for values in scores))
 
 
 if __name__ == "__main__":

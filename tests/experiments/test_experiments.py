@@ -178,6 +178,10 @@ CLAIMS = {
     "halawi2023": [False],
     "olsson2022": [False],
     "zhao2021": [False],
+    "hendel2023": [False, True],  # a vector makes labels likely, but does not say which is whose
+    "lu2022": [False],
+    "yang2025": [True, None, False],
+    "bakalova2025": [None, False, False],
 }
 """Script of a claim -> whether its first rows are above their controls on icl-mini, which learns
 which class has which label; None is not checked.
