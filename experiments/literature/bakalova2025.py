@@ -53,6 +53,8 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
         ):
             quantity, control = by_setting[CUTS[0], half], by_setting[setting]
             table.add(measure, quantity, control, at=half, versus=versus)
+            if setting == (CUTS[0], HALVES[1]):
+                table.state("Demonstrations are read in the light of earlier ones in lower layers")
     return table.write()
 
 

@@ -1,8 +1,8 @@
 """What the scripts of this folder share: prompts of a claim, and rankings of heads.
 
 Each script measures one claim of a paper: what its authors say, the quantity that they measure, a
-control that could refute it, and the interval of the difference. The claim holds on a model and
-task if the interval of the first row is above zero.
+control that could refute it, and the interval of the difference. `Table.state` says whether the
+claim holds on a model and task: whether the intervals are above zero.
 """
 
 import random
@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 import icl_lens as il
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from common import Scores, Study, Table, from_command_line
+from common import Scores, Study, from_command_line
+from common import Table as TableOfMeasures
 from shared_tasks import natural_labels
 
 __all__ = [
@@ -36,6 +38,43 @@ __all__ = [
     "top_token_is_answer",
     "with_random_labels",
 ]
+
+
+class Table(TableOfMeasures):
+    """The rows of a claim: those of `common.Table`, of which some state the claim."""
+
+    def state(self, claim: str, n_rows: int = 1) -> None:
+        """Say that the last rows, each with another control, state this claim.
+
+        The claim holds if all their intervals of quantity − control are above zero, does not hold
+        if one of them is below zero, and is otherwise not shown.
+        """
+        of_claim = self.rows[-n_rows:]
+        of_claim[0] |= {"claim": claim, "holds": verdict(of_claim)}
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the rows; `claim` and `holds` are empty where a row states none."""
+        measures = super().to_frame()
+        for column in ("claim", "holds"):
+            measures[column] = [row.get(column, "") for row in self.rows]
+        return measures
+
+    def write(self) -> pd.DataFrame:
+        """Write and print the table, and whether its claims hold; return it."""
+        measures = super().write()
+        for row in self.rows:
+            if "claim" in row:
+                print(f"{row['claim']}: {row['holds']} on {row['model']}, {row['task']}.")
+        return measures
+
+
+def verdict(rows: Sequence[dict[str, Any]]) -> str:
+    """Return whether the claim of some rows holds."""
+    if any("quantity" not in row for row in rows):
+        return "not measured"
+    if all(row["low"] > 0 for row in rows):
+        return "holds"
+    return "does not hold" if any(row["high"] < 0 for row in rows) else "not shown"
 
 
 def named_classes(study: Study) -> Study:

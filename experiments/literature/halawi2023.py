@@ -44,6 +44,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
         unit="%",
         versus="the model's output",
     )
+    table.state("With wrong demonstrations, a middle layer is right more often than the output")
     heads = heads_of_false_labels(study, locating)
     random_sets = il.random_head_sets(study.model, heads, draws=N_RANDOM_SETS, seed=study.seed)
     edits: list[list[il.Ablate]] = [[]]
@@ -60,6 +61,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
         versus="random heads of the same layers",
         note=" ".join(map(str, heads)),
     )
+    table.state("Late heads that attend to false labels make answers wrong")
     return table.write()
 
 

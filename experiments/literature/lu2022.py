@@ -45,20 +45,14 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
         worst.append(testing.correct[:, worst_first[0]])
         mean.append(testing.correct.mean(1))
         queries += [prompt.query for prompt in shown_after(study, orders[0], study.testing.prompts)]
-    controls = {
-        "the worst order, chosen on other queries": worst,
-        "the mean over orders": mean,
-    }
-    for versus, control in controls.items():
-        table.add(
-            "accuracy with the best order, chosen on other queries",
-            np.concatenate(best),
-            np.concatenate(control),
-            queries,
-            at=f"{N_SETS} sets of demonstrations, {N_ORDERS} orders of each",
-            unit="%",
-            versus=versus,
-        )
+    about = {"at": f"{N_SETS} sets of demonstrations, {N_ORDERS} orders of each", "unit": "%"}
+    measure = "accuracy with the best order, chosen on other queries"
+    best_orders = np.concatenate(best)
+    worst_orders, all_orders = np.concatenate(worst), np.concatenate(mean)
+    chosen = "the worst order, chosen on other queries"
+    table.add(measure, best_orders, worst_orders, queries, versus=chosen, **about)
+    table.state("The order of the demonstrations decides how well the model answers")
+    table.add(measure, best_orders, all_orders, queries, versus="the mean over orders", **about)
     return table.write()
 
 

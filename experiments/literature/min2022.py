@@ -26,6 +26,8 @@ from claims import (
 
 import icl_lens as il
 
+CLAIM = "Random labels keep more of what demonstrations add than they lose"
+
 
 def main(arguments: list[str] | None = None) -> pd.DataFrame:
     """Measure accuracy with right labels, random labels, and no demonstrations."""
@@ -35,6 +37,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
         add_conditions(table, named_classes(study), "names of the classes")
     except il.InputError as error:
         table.add_missing("accuracy kept with random labels", error, at="names of the classes")
+        table.state(f"{CLAIM} (names of the classes)")
     add_conditions(table, study, "labels of the study")
     return table.write()
 
@@ -62,6 +65,7 @@ def add_conditions(table: Table, study: Study, labels: str) -> None:
         at=labels,
         versus="accuracy lost with random labels",
     )
+    table.state(f"{CLAIM} ({labels})")
     table.add(
         "accuracy with right labels",
         right,

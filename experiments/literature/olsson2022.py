@@ -50,6 +50,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
         versus="random heads of the same layers",
         note=" ".join(map(str, heads)),
     )
+    table.state("Induction heads carry what a repeated text adds")
     table.add("gain of a first showing", gains[:, 0], 0.0, names, versus="zero")
     return table.write()
 

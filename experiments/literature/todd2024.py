@@ -55,10 +55,17 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
         "log-odds gained": scores.log_odds,
     }
     about = {"at": f"after layer {layer}", "note": " ".join(map(str, heads))}
+    claims = (
+        "The summed outputs of a few heads trigger the task",
+        "What they add is lost when labels are shuffled",
+    )
     for measure, values in measured.items():
         gained = values - values[:, :1]
-        table.add(measure, gained[:, 1], gained[:, 3:], versus="random vectors", **about)
-        table.add(measure, gained[:, 1], gained[:, 2], versus="shuffled labels", **about)
+        controls = {"random vectors": gained[:, 3:], "shuffled labels": gained[:, 2]}
+        for (versus, control), claim in zip(controls.items(), claims, strict=True):
+            table.add(measure, gained[:, 1], control, versus=versus, **about)
+            if measure.startswith("log p"):
+                table.state(claim)
     return table.write()
 
 

@@ -23,6 +23,10 @@ from claims import Study, Table, from_command_line
 import icl_lens as il
 
 THIRDS = ("first third", "last third")
+CLAIMS = {
+    "texts to labels": "Labels collect what their texts say in",
+    "labels to last": "What labels collected is read in",
+}
 
 
 def main(arguments: list[str] | None = None) -> pd.DataFrame:
@@ -53,6 +57,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
         for versus, control in controls.items():
             measure = f"log-odds lost without attention, {cut}"
             table.add(measure, by_setting[cut, expected], control, at=expected, versus=versus)
+        table.state(f"{CLAIMS[cut]} the {expected} of the layers", n_rows=len(controls))
     return table.write()
 
 

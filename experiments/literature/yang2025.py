@@ -26,6 +26,10 @@ import icl_lens as il
 
 N_RANDOM_SETS = 10
 KINDS = ("recognition", "learning")
+CLAIMS = {
+    "recognition": "Recognition heads, not learning heads, make the labels likely",
+    "learning": "Learning heads, not recognition heads, make the right label likely",
+}
 
 
 def main(arguments: list[str] | None = None) -> pd.DataFrame:
@@ -66,6 +70,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
             versus="without random heads of the same layers",
             **about,
         )
+        table.state(CLAIMS[kind], n_rows=2)
     return table.write()
 
 

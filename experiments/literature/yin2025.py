@@ -57,10 +57,13 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     for name, place in places.items():
         of_random = slice(place + 1, place + 1 + N_RANDOM_SETS)
         about = {"versus": "random heads of the same layers", "note": " ".join(names[name])}
-        table.add(f"accuracy lost, {name}", lost[:, place], lost[:, of_random], unit="%", **about)
-        table.add(
-            f"log-odds lost, {name}", log_odds_lost[:, place], log_odds_lost[:, of_random], **about
-        )
+        accuracy = lost[:, place], lost[:, of_random]
+        table.add(f"accuracy lost without {name}", *accuracy, unit="%", **about)
+        if name == "function-vector heads":
+            claim = "Function-vector heads, not induction heads, carry few-shot answers"
+            table.state(claim, n_rows=2)
+        log_odds = log_odds_lost[:, place], log_odds_lost[:, of_random]
+        table.add(f"log-odds lost without {name}", *log_odds, **about)
     table.add("accuracy", is_right[:, 0], 0.0, unit="%", versus="zero")
     return table.write()
 

@@ -4,8 +4,8 @@ Zhao et al. (arXiv 2102.09690): few-shot answers are biased toward labels that a
 common; dividing each label's probability by its probability for a query without content ("N/A")
 raises accuracy.
 
-1. A model's preference is what calibration takes from the answer's log-odds, in absolute value; it
-   is zero for a model that goes by the text alone.
+1. A model's preference for a label is what calibration takes from that label's log-odds; it is zero
+   for a model that goes by the text alone.
 2. The claim on calibration holds if accuracy rises on the same prompts.
 
 The authors test GPT-2 XL and GPT-3 on 11 tasks.
@@ -34,9 +34,15 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     is_right = correct.double().cpu().numpy(), raw.correct[:, 0]
     about = {"unit": "%", "versus": "without calibration", "note": f"content-free: {inputs}"}
     table.add("accuracy with calibration", *is_right, **about)
+    table.state("Calibration raises accuracy")
+    if len(study.labels) != 2:
+        return table.write()
     log_odds = il.metrics.label_log_odds(calibrated, batch.answer, choices=choices)
     shift = raw.log_odds[:, 0] - log_odds.double().cpu().numpy()
-    table.add("preference that calibration removes", np.abs(shift), 0.0, versus="zero")
+    is_first = (batch.answer == 0).cpu().numpy()
+    preference = np.where(is_first, shift, -shift)
+    measure = f"preference for {batch.labels[0]} that calibration removes"
+    table.add(measure, preference, 0.0, versus="zero")
     return table.write()
 
 

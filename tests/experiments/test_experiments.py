@@ -171,20 +171,20 @@ def test_planted_towers_are_seen_and_copying_the_last_label_is_not(setting, tmp_
 
 
 CLAIMS = {
-    "wang2023": [True, True],  # texts reach labels in the first third of icl-mini's layers
-    "todd2024": [True, False, False, False],  # the vector carries labels, but not which is whose
-    "min2022": [None, None, None, False],  # with labels that say nothing, random ones teach nothing
-    "yin2025": [True],
-    "halawi2023": [False],
-    "olsson2022": [False],
-    "zhao2021": [False],
-    "hendel2023": [False, True],  # a vector makes labels likely, but does not say which is whose
-    "lu2022": [False],
-    "yang2025": [True, None, False],
-    "bakalova2025": [None, False, False],
+    "bakalova2025": [None],
+    "halawi2023": ["not shown", "not shown"],
+    "hendel2023": ["does not hold"],  # the vector makes labels likely, not the right one
+    "lu2022": ["not shown"],
+    "min2022": [None, "does not hold"],  # with labels that say nothing, random ones teach nothing
+    "olsson2022": ["not shown"],
+    "todd2024": ["holds", "does not hold"],  # the vector has the labels, but not which is whose
+    "wang2023": ["holds", None],  # texts reach labels in the first third of icl-mini's layers
+    "yang2025": ["holds", "does not hold"],
+    "yin2025": [None],
+    "zhao2021": ["not shown"],
 }
-"""Script of a claim -> whether its first rows are above their controls on icl-mini, which learns
-which class has which label; None is not checked.
+"""Script -> whether its claims hold on icl-mini, which learns which class has which label; None is
+not checked.
 """
 
 
@@ -193,12 +193,29 @@ which class has which label; None is not checked.
 def test_a_claim_of_the_literature_holds_where_it_must(claim, load_once, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(EXPERIMENTS / "literature")
     table = import_module(claim).main(["-n", "24", "--out", str(tmp_path)])
-    assert table.columns.tolist() == COLUMNS
-    for row, is_above in enumerate(CLAIMS[claim]):
-        if is_above is not None:
-            assert (table["low"].iloc[row] > 0) == is_above, table.iloc[row]
+    assert table.columns.tolist() == [*COLUMNS, "claim", "holds"]
+    verdicts = table["holds"][table["claim"] != ""].tolist()
+    for verdict, expected in zip(verdicts, CLAIMS[claim], strict=True):
+        assert expected is None or verdict == expected, table
     settings = json.loads(next(tmp_path.rglob(f"{claim}.json")).read_text())
     assert settings["weights"]
+
+
+@pytest.mark.parametrize(
+    ("intervals", "verdict"),
+    [
+        ([(0.1, 0.5), (0.2, 0.3)], "holds"),
+        ([(0.1, 0.5), (-0.1, 0.3)], "not shown"),
+        ([(0.1, 0.5), (-0.4, -0.3)], "does not hold"),
+        ([(float("nan"), float("nan"))], "not shown"),
+    ],
+)
+def test_a_claim_holds_if_it_exceeds_all_its_controls(intervals, verdict, monkeypatch):
+    monkeypatch.syspath_prepend(EXPERIMENTS / "literature")
+    rows = [{"quantity": 0.3, "low": low, "high": high} for low, high in intervals]
+    claims = import_module("claims")
+    assert claims.verdict(rows) == verdict
+    assert claims.verdict([*rows, {"note": "no classes"}]) == "not measured"
 
 
 def test_every_claim_is_listed_with_its_source():
