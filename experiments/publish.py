@@ -10,6 +10,8 @@ replaces the rows of the studies that were computed and keeps all others.
 
 import argparse
 import json
+import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,28 @@ N_PROMPTS_OF = {
 }
 """Prompts per half of single questions."""
 
+CLAIMS = {
+    "olsson2022": ("classes",),
+    "min2022": ("classes",),
+    "zhao2021": ("classes",),
+    "lu2022": ("classes", "pairs"),
+    "wang2023": ("classes",),
+    "bakalova2025": ("classes", "pairs"),
+    "hendel2023": ("classes", "pairs"),
+    "todd2024": ("pairs",),
+    "yin2025": ("pairs",),
+    "yang2025": ("classes",),
+    "halawi2023": ("classes",),
+}
+"""The scripts of `literature/` in the order of their page, and the kinds of tasks that each measures.
+"""
+CLAIM_TASKS = {
+    SMOLLM2: {"classes": "animal-country, A/B", "pairs": "country-capital"},
+    QWEN: {"classes": "animal-country, foo/bar", "pairs": "country-capital"},
+}
+"""The task of each kind, by model."""
+N_PROMPTS_OF_CLAIMS = {SMOLLM2: 60, QWEN: 40}
+
 EARLIER = "computed by an earlier version, whose intervals are symmetric"
 """What is said of studies that the scripts have not computed again."""
 
@@ -106,6 +130,20 @@ def run(
         script.main(options)
 
 
+def run_claims(models: list[str], sources: dict[str, str], out: Path) -> None:
+    """Run the scripts of `literature/` on each model's tasks."""
+    sys.path.insert(0, str(HERE / "literature"))
+    for claim, kinds in CLAIMS.items():
+        script = import_module(claim)
+        for model in (model for model in CLAIM_TASKS if model in models):
+            for kind in kinds:
+                task_name = CLAIM_TASKS[model][kind]
+                options = ["--model", sources.get(model, SOURCES.get(model, model))]
+                options += ["--name", model, "--task-name", task_name, "--out", str(out)]
+                options += [*TASKS[model][task_name], "-n", str(N_PROMPTS_OF_CLAIMS[model])]
+                script.main(options)
+
+
 def published_studies(question: str) -> list[tuple[str, str]]:
     """Return the model and the task of each study of a question, in the order of its table."""
     return list(dict.fromkeys(studies_of(read(DOCS / "data" / f"{question}.csv"))))
@@ -120,9 +158,9 @@ def list_studies() -> None:
             print(f"{question:16} {model:20} {task:32}", about.get("note", f"n {about.get('n')}"))
 
 
-def collect(out: Path, docs: Path = DOCS) -> None:
+def collect(out: Path, questions: Sequence[str] = QUESTIONS, docs: Path = DOCS) -> None:
     """Merge the tables of all studies into one per question, and draw its figure."""
-    for question in QUESTIONS:
+    for question in questions:
         path = docs / "data" / f"{question}.csv"
         table = merged([read(file) for file in sorted(out.glob(f"*/*/{question}.csv"))], path)
         if table is None:
@@ -136,16 +174,48 @@ def collect(out: Path, docs: Path = DOCS) -> None:
         collect_settings(question, studies_of(table), out, docs)
 
 
+def collect_claims(out: Path, docs: Path = DOCS) -> None:
+    """Merge the tables of all claims into one, and what they depend on into one file.
+
+    The table's column `script` says which claim a row belongs to.
+    """
+    path = docs / "data" / "claims.csv"
+    earlier = read(path) if path.exists() else pd.DataFrame(columns=["script", "model", "task"])
+    tables = []
+    for script in CLAIMS:
+        of_script = earlier.query("script == @script").drop(columns="script")
+        computed = [read(file) for file in sorted(out.glob(f"*/*/{script}.csv"))]
+        claim_tables = in_order(without_studies(of_script, computed))
+        claim_tables.insert(0, "script", script)
+        tables.append(claim_tables)
+    table = pd.concat(tables, ignore_index=True)
+    table.to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
+    settings_path = path.with_suffix(".json")
+    settings: dict[str, Any] = {}
+    if settings_path.exists():
+        settings = json.loads(settings_path.read_text(encoding="utf-8"))
+    for script in CLAIMS:
+        for file in sorted(out.glob(f"*/*/{script}.json")):
+            about = json.loads(file.read_text(encoding="utf-8"))
+            settings[f"{script}, {about['model_name']}: {about['task_name']}"] = about
+    text = json.dumps(settings, indent=1, sort_keys=True) + "\n"
+    settings_path.write_text(text, encoding="utf-8")
+
+
 def merged(tables: list[pd.DataFrame], published: Path) -> pd.DataFrame | None:
     """Return computed tables, with the rows of all other studies that have been published."""
+    if not published.exists():
+        return in_order(pd.concat(tables, ignore_index=True)) if tables else None
+    return in_order(without_studies(read(published), tables))
+
+
+def without_studies(earlier: pd.DataFrame, tables: list[pd.DataFrame]) -> pd.DataFrame:
+    """Return computed tables, and the earlier rows of studies that these do not contain."""
     studies: set[tuple[str, str]] = set()
     for table in tables:
         studies.update(studies_of(table))
-    if published.exists():
-        earlier = read(published)
-        is_kept = pd.Series([study not in studies for study in studies_of(earlier)])
-        tables = [*tables, earlier.loc[is_kept]]
-    return in_order(pd.concat(tables, ignore_index=True)) if tables else None
+    is_kept = pd.Series([study not in studies for study in studies_of(earlier)], dtype=bool)
+    return pd.concat([*tables, earlier.loc[is_kept.to_numpy()]], ignore_index=True)
 
 
 def collect_settings(question: str, studies: list[tuple[str, str]], out: Path, docs: Path) -> None:
@@ -188,7 +258,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", nargs="?", choices=("list", "run", "collect"), default="list")
-    parser.add_argument("questions", nargs="*", choices=[*QUESTIONS, []], help="all by default")
+    parser.add_argument(
+        "questions",
+        nargs="*",
+        choices=[*QUESTIONS, "claims", []],
+        help="all by default; claims are the scripts of literature/",
+    )
     parser.add_argument("--models", nargs="*", default=list(TASKS))
     parser.add_argument(
         "--source", nargs="*", default=[], metavar="NAME=FILE", help="files of models"
@@ -199,12 +274,18 @@ def main() -> None:
     if options.what == "list":
         list_studies()
         return
+    questions = options.questions or [*QUESTIONS, "claims"]
     if options.what == "collect":
-        collect(options.out)
+        collect(options.out, [question for question in questions if question != "claims"])
+        if "claims" in questions:
+            collect_claims(options.out)
         return
     sources = dict(text.split("=", 1) for text in options.source)
-    for question in options.questions or QUESTIONS:
-        run(question, options.models, sources, options.data, options.out)
+    for question in questions:
+        if question == "claims":
+            run_claims(options.models, sources, options.out)
+        else:
+            run(question, options.models, sources, options.data, options.out)
 
 
 if __name__ == "__main__":
