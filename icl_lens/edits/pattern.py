@@ -180,19 +180,19 @@ def recompute_pattern(
         if values.key_mask is None
         else values.key_mask
     )
+    needs_free = not bool((weight == 1).all()) and scoring.position != "alibi"
     free_q, free_k = q, k  # without the position term
     if scoring.position == "rotary":
         cos, sin = (x.to(q.device, dtype) for x in rotation(values, mask))
         at_q, at_k = (values.at_queries(cos), values.at_queries(sin)), (cos, sin)
-        free_q, free_k = (
-            without_rotation(q, *at_q, scoring),
-            without_rotation(k, *at_k, scoring),
-        )
+        if needs_free:
+            free_q = without_rotation(q, *at_q, scoring)
+            free_k = without_rotation(k, *at_k, scoring)
         q, k = rotate(q, *at_q, scoring), rotate(k, *at_k, scoring)
     elif inputs.q_share is not None and inputs.k_share is not None:
         free_q, free_k = q - inputs.q_share.to(dtype), k - inputs.k_share.to(dtype)
     logits = einsum(q, k, product)
-    if not bool((weight == 1).all()) and scoring.position != "alibi":
+    if needs_free:
         logits = weight * logits + (1 - weight) * einsum(free_q, free_k, product)
     logits = scoring.scale * logits
     if scoring.position == "alibi":
