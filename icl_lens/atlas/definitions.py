@@ -33,6 +33,7 @@ class ScoreDefinition:
 _SEQUENCE_PASS = "one pass a sequence, for all scores of random tokens"
 _TEXT_PASS = "one pass a text, for all scores of texts"
 _PROMPT_PASS = "one pass a prompt, for all scores that only read"
+_HEAD_TOKENS = "and {} for each head, from its layer on"
 
 _RANDOM_TOKENS = (
     ScoreDefinition(
@@ -161,7 +162,7 @@ _TASK = (
         "direct ablation",
         "nats",
         "prompts",
-        "one pass a prompt, and one token for each head",
+        f"one pass a prompt, {_HEAD_TOKENS.format('one token')}",
     ),
     ScoreDefinition(
         "exchange",
@@ -171,7 +172,7 @@ _TASK = (
         "2402.02872",
         "nats",
         "prompts",
-        "three passes a prompt, and one token for each head, for all exchanges",
+        f"up to four passes a prompt, {_HEAD_TOKENS.format('three tokens')}, for all exchanges",
     ),
     ScoreDefinition(
         "keys",
@@ -201,7 +202,7 @@ _TASK = (
         "2310.15213",
         "probability",
         "prompts",
-        "two passes a prompt, and one token for each head",
+        f"two passes a prompt, {_HEAD_TOKENS.format('one token')}; all logits",
     ),
     ScoreDefinition(
         "true_label_attention",
@@ -237,7 +238,7 @@ _TASK = (
         "2410.04468, 2505.16694",
         "share",
         "prompts",
-        "one pass a prompt",
+        "one pass a prompt of its own",
     ),
     ScoreDefinition(
         "task_recognition",
@@ -267,7 +268,7 @@ _TASK = (
         "2402.02872",
         "AUROC",
         "prompts",
-        "one pass a prompt",
+        _PROMPT_PASS,
     ),
 )
 
@@ -277,3 +278,5 @@ DEFINITIONS: dict[str, ScoreDefinition] = {
 """The scores that are measured, by name."""
 TEXT_SCORES = tuple(definition.name for definition in _TEXTS)
 TASK_SCORES = tuple(definition.name for definition in _TASK)
+EDITING_SCORES = ("effect", "exchange", "keys", "values", "indirect_effect")
+"""The scores for which each head is edited alone."""

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.atlas.definitions import ScoreDefinition
+from icl_lens.atlas.definitions import EDITING_SCORES, ScoreDefinition
 from icl_lens.atlas.kinds import PROMPT_KINDS, RATE, TURNED_KINDS, discoveries
 from icl_lens.atlas.stored_scores import read_scores
 from icl_lens.errors import InputError, check_at_least, short_repr
@@ -182,6 +182,8 @@ class HeadAtlas(Result):
     n_prompts: int = 0
     n_queries: int = 0
     """Number of distinct queries, which the intervals resample."""
+    n_edited: int = 0
+    """Number of prompts, the first ones, on which heads were edited one by one."""
     rate: float = RATE
     """The rate of false discoveries at which each kind names heads."""
     edits: tuple[str, ...] = ()
@@ -351,7 +353,12 @@ class HeadAtlas(Result):
         sentences = []
         if self.n_prompts:
             over = f"{plural_prompts(self.n_prompts)} with {self.n_queries:,} distinct queries"
-            sentences.append(f"Scores of the task are means over {over}.")
+            sentence = f"Scores of the task are means over {over}"
+            edited = [score.title for score in self if score.name in EDITING_SCORES]
+            if edited and self.n_edited < self.n_prompts:
+                first = f"the first {self.n_edited:,}"
+                sentence += f", those that edit single heads ({joined(edited)}) over {first}"
+            sentences.append(f"{sentence}.")
         nulls = []
         if set(self.kinds) & set(TURNED_KINDS.values()):
             nulls.append(
@@ -434,6 +441,7 @@ class HeadAtlas(Result):
             "untested": self.untested,
             "n_prompts": self.n_prompts,
             "n_queries": self.n_queries,
+            "n_edited": self.n_edited,
             "n_heads": self.n_heads,
         }
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from icl_lens.atlas import task_scores, token_scores, weight_scores
+from icl_lens.atlas import token_scores, weight_scores
 from icl_lens.atlas.definitions import DEFINITIONS, TASK_SCORES, TEXT_SCORES
 from icl_lens.atlas.head_atlas import HeadAtlas, HeadScore, ordered
 from icl_lens.atlas.kinds import (
@@ -24,6 +24,7 @@ from icl_lens.atlas.kinds import (
     average_head_p_values,
     turned_p_values,
 )
+from icl_lens.atlas.task_scores import ReadScores, has_labels, with_shuffled_labels
 from icl_lens.atlas.turned_heads import turned_attention, turned_copying
 from icl_lens.attribution.repeated_tokens import (
     ATTENTION_SCORES,
@@ -32,6 +33,8 @@ from icl_lens.attribution.repeated_tokens import (
     repeated_sequences,
     repeated_token_attention,
 )
+from icl_lens.attribution.scored_tokens import choose_tokens
+from icl_lens.attribution.similarity import label_similarity
 from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.reference import mean_z
 from icl_lens.errors import InputError, check_at_least, check_integers
@@ -63,6 +66,8 @@ N_TURNED_SEQUENCES = 10
 stand out.
 """
 N_COPYING_TURNS = 10
+N_EDITED = 24
+"""Prompts on which heads are edited one by one, unless `n_edited` is given."""
 
 Values = Float[np.ndarray, "sample layer head"]
 
@@ -74,6 +79,7 @@ def head_atlas(
     text: Sequence[str] | None = None,
     k: int | None = None,
     n_sequences: int = N_SEQUENCES,
+    n_edited: int = N_EDITED,
     seed: int = 0,
     run: Run | None = None,
 ) -> HeadAtlas:
@@ -85,14 +91,18 @@ def head_atlas(
     zeroing it or exchanging its query, keys or values costs, its function-vector effect, and its
     attention to labels. docs/howto/atlas.md has all scores with their units, sources and costs.
 
+    Scores for which each head is edited alone (`effect`, `exchange`, `keys`, `values` and
+    `indirect_effect`) run one token for each head and prompt. They are measured on the first
+    `n_edited` prompts (default: 24); `atlas[name].n` is the number of prompts of each score.
+
     Scores that the model or the prompts cannot have are left out; `left_out` says why. Intervals
     are 95% intervals over sequences, texts or queries. `selected` is the share of draws of these
     in which the head is among the first `k` (default: 12, or all if fewer). `seed` draws random
     tokens and shuffles labels. `run` says how the prompts run; its folder has a folder for each
     score, so that an interrupted call resumes.
 
-    Raise InputError for invalid `text`, `k`, `n_sequences` or `seed`, for scores that are not
-    finite, and like `Run`.
+    Raise InputError for invalid `text`, `k`, `n_sequences`, `n_edited` or `seed`, for scores that
+    are not finite, and like `Run`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -106,10 +116,10 @@ def head_atlas(
     n_heads = len(view.heads())
     (k,) = check_at_least(1, k=N_LOCATED if k is None else k)
     k = min(k, n_heads)
-    (n_sequences,) = check_at_least(1, n_sequences=n_sequences)
+    n_sequences, n_edited = check_at_least(1, n_sequences=n_sequences, n_edited=n_edited)
     (seed,) = check_integers(seed=seed)
     run = as_run(run)
-    batch = None
+    batch, n_prompts_edited = None, 0
     if prompts is not None:
         batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
         check_batch(batch)
@@ -118,7 +128,9 @@ def head_atlas(
     if batch is None:
         survey.leave_out(TASK_SCORES, NEEDS_PROMPTS)
     else:
-        survey.measure_task(batch, run)
+        edited_rows = list(range(min(n_edited, len(batch))))
+        n_prompts_edited = batch[edited_rows].n_prompts
+        survey.measure_task(batch, edited_rows, run)
     queries = set() if batch is None else set(batch.queries)
     return HeadAtlas(
         model=view.name,
@@ -128,6 +140,7 @@ def head_atlas(
         k=k,
         n_prompts=0 if batch is None else batch.n_prompts,
         n_queries=len(queries),
+        n_edited=n_prompts_edited,
         edits=active_edits(view),
     )
 
@@ -266,31 +279,50 @@ class Survey:
         is_promoted = weight_scores.promotes_attended(self.view, self.seed).double().numpy()
         self.add("promotes_attended", is_promoted)
 
-    def measure_task(self, batch: PromptBatch, run: Run) -> None:
-        """Measure the scores of prompts."""
+    def measure_task(self, batch: PromptBatch, edited_rows: list[int], run: Run) -> None:
+        """Measure the scores of prompts; those that edit heads, on some of the prompts only."""
         tokens = AnswerTokens.from_batch(self.view, batch, None, None)
-        queries = batch.queries
+        self._read(batch, tokens, run)
+        edited, edited_tokens = batch[edited_rows], tokens.select(edited_rows)
+        queries = edited.queries
+        self.attempt(["effect"], lambda: self._effects(edited, edited_tokens, run), queries)
+        exchanged = ("exchange", "keys", "values")
+        self.attempt(exchanged, lambda: self._exchanges(edited, run), queries)
+        if has_labels(batch):
+            self.attempt(["indirect_effect"], lambda: self._indirect_effects(edited, run), queries)
+        else:
+            self.leave_out(["indirect_effect"], NEEDS_DEMONSTRATIONS)
+
+    def _read(self, batch: PromptBatch, tokens: AnswerTokens, run: Run) -> None:
+        """Measure the scores that need no edited pass."""
+        names, against, has_similarity = ["increase"], None, False
         if tokens.against is None:
             self.leave_out(["contrast"], "the prompts have no other labels to compare with")
         else:
-            self.attempt(["contrast"], lambda: self._direct("contrast", batch, run), queries)
-        self.attempt(["increase"], lambda: self._direct("increase", batch, run), queries)
-        self.attempt(["effect"], lambda: self._effects(batch, tokens, run), queries)
-        exchanged = ("exchange", "keys", "values")
-        self.attempt(exchanged, lambda: self._exchanges(batch, run), queries)
-        read = [name for name in TASK_SCORES if "label" in name or "task" in name]
-        if not (batch.has_demonstrations and batch.prompts):
-            self.leave_out([*read, "similarity", "indirect_effect"], NEEDS_DEMONSTRATIONS)
-            return
-        self.attempt(read, lambda: self._read(batch, run), queries)
-        self.attempt(["similarity"], lambda: self._similarity(batch, run), queries)
-        self.attempt(["indirect_effect"], lambda: self._indirect_effects(batch, run), queries)
-
-    def _direct(self, name: Any, batch: PromptBatch, run: Run) -> dict[str, Values]:
-        measure = DirectScores.from_batch(
-            self.view.model, batch, name, None, None, final_norm="frozen", bias=True, run=run
+            try:
+                _, _, against = choose_tokens(self.view, batch, "contrast", None, None)
+                names.append("contrast")
+            except InputError as error:
+                self.leave_out(["contrast"], str(error))
+        of_labels = [name for name in TASK_SCORES if "label" in name or "task" in name]
+        if has_labels(batch):
+            names += of_labels
+            try:
+                label_similarity(self.view.model, batch[[0]], self.view.heads())
+                has_similarity = True
+                names.append("similarity")
+            except InputError as error:
+                self.leave_out(["similarity"], str(error))
+        else:
+            self.leave_out([*of_labels, "similarity"], NEEDS_DEMONSTRATIONS)
+        direct = DirectScores.from_batch(
+            self.view.model, batch, "increase", None, None, final_norm="frozen", bias=True, run=run
         )
-        return self._located(measure, batch, run)
+        read = ReadScores(self.view, batch, direct, against, has_similarity)
+        plan = read.plan(run)
+        self.attempt(
+            names, lambda: self._stream("read", read.measure, batch, run, plan), batch.queries
+        )
 
     def _effects(self, batch: PromptBatch, tokens: AnswerTokens, run: Run) -> dict[str, Values]:
         if tokens.against is None:
@@ -311,21 +343,10 @@ class Survey:
         plan, options = measure.plan(run), measure.options()
         return self._stream(measure.by, measure.measure, batch, run, plan, options)
 
-    def _read(self, batch: PromptBatch, run: Run) -> dict[str, Values]:
-        measure = task_scores.ReadScores(self.view, batch)
-        return self._stream("read", measure.measure, batch, run, measure.plan(run))
-
-    def _similarity(self, batch: PromptBatch, run: Run) -> dict[str, Values]:
-        def similarity(rows: list[int]) -> dict[str, Tensor]:
-            return {"similarity": task_scores.similarity_auroc(self.view, batch[rows])}
-
-        plan = plan_batches(self.view, batch, run)
-        return self._stream("similarity", similarity, batch, run, plan)
-
     def _indirect_effects(self, batch: PromptBatch, run: Run) -> dict[str, Values]:
         shuffled = []
         for row, prompt in enumerate(batch.prompts):
-            shuffled.append(task_scores.with_shuffled_labels(prompt, self.seed + row))
+            shuffled.append(with_shuffled_labels(prompt, self.seed + row))
         if shuffled == list(batch.prompts):
             raise InputError("shuffling labels changes no prompt")
         corrupted = tokenizer_like(self.view.model, batch)(shuffled, range(len(batch)))

@@ -1,5 +1,6 @@
 """Scores of heads on prompts of an in-context task that are read from unedited passes.
 
+- contrast and increase, as `il.locate` measures them;
 - attention from the last position to labels that are the answer, and to others (2307.09476);
 - attention from a label to the text of its demonstration (2410.04468, 2505.16694);
 - task recognition and task learning of the head's output (TSLA, 2509.24164);
@@ -16,34 +17,68 @@ from torch import Tensor
 
 from icl_lens.activations.activations import Activations, capture
 from icl_lens.activations.passes import last_logits
-from icl_lens.attribution.similarity import label_similarity
+from icl_lens.attribution.scored_tokens import CheckedAgainst, select_rows
+from icl_lens.attribution.similarity import compared_positions, similarity_in
 from icl_lens.measures.label_attention import attention_by_truth, true_and_false_labels
+from icl_lens.measures.locate import DirectInputs, DirectScores
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Demonstration, Prompt
 from icl_lens.runs.run import Run
-from icl_lens.runs.stream import Plan, plan_batches
+from icl_lens.runs.stream import Plan
 
 
 @dataclass(frozen=True, eq=False)
 class ReadScores:
-    """The scores of prompts with demonstrations that need no edited pass."""
+    """The scores of prompts that need no edited pass; all but `label_reads_text` from one pass."""
 
     view: ModelView
     batch: PromptBatch
+    direct: DirectScores
+    """How increases are measured, which decides how many prompts a batch has."""
+    against: CheckedAgainst
+    """What contrasts compare the answers with; None if there is nothing to compare them with."""
+    has_similarity: bool
+    """Whether attention of this model follows from similarities of queries and keys."""
 
     def plan(self, run: Run | None) -> Plan:
         """Return the rows of each batch."""
-        return plan_batches(self.view, self.batch, run)
+        return self.direct.plan(run)
 
     def measure(self, rows: list[int]) -> dict[str, Tensor]:
         """Return scores [row layer head] by name; NaN where a prompt lacks what a score needs."""
-        acts = capture(self.view.model, self.batch[rows])
+        inputs = []
+        pieces: dict[str, list[Tensor]] = {}
+        for piece in self.direct.captured_at_a_time(rows):
+            batch = self.batch[piece]
+            writers = compared_positions(batch) if self.has_similarity else False
+            acts = capture(self.view.model, batch, writers=writers)
+            inputs.append(DirectInputs.of(acts, self.direct.final_norm, self.direct.bias))
+            if has_labels(batch):
+                for name, values in self._of_labels(acts).items():
+                    pieces.setdefault(name, []).append(values.double().cpu())
+        scores = {name: torch.cat(values) for name, values in pieces.items()}
+        targets, of_heads = self.direct.targets[rows], DirectInputs.joined(inputs)
+        scores["increase"] = of_heads.scores(self.view, targets, None).cpu()
+        if self.against is not None:
+            against = select_rows(self.against, rows)
+            scores["contrast"] = of_heads.scores(self.view, targets, against).cpu()
+        return scores
+
+    def _of_labels(self, acts: Activations) -> dict[str, Tensor]:
+        """Return the scores of prompts with demonstrations, by name."""
         attention = attention_by_truth(acts)
         difference = attention["true_label_attention"] - attention["false_label_attention"]
         scores = {**attention, "label_difference": difference, **task_subspace_scores(acts)}
         scores["label_reads_text"] = attention_of_labels_to_texts(self.view, acts.batch)
-        return {name: values.double().cpu() for name, values in scores.items()}
+        if self.has_similarity:
+            scores["similarity"] = similarity_auroc(acts)
+        return scores
+
+
+def has_labels(batch: PromptBatch) -> bool:
+    """Return whether prompts have demonstrations, whose labels heads can read."""
+    return batch.has_demonstrations and bool(batch.prompts)
 
 
 def attention_of_labels_to_texts(
@@ -98,14 +133,16 @@ def task_subspace_scores(acts: Activations) -> dict[str, Float[Tensor, "batch la
     return {"task_recognition": recognition, "task_learning": learning}
 
 
-def similarity_auroc(view: ModelView, batch: PromptBatch) -> Float[Tensor, "batch layer head"]:
+def similarity_auroc(acts: Activations) -> Float[Tensor, "batch layer head"]:
     """Return in which share of pairs of a label that is the answer and another one the last query
     is more similar to the key of the first (`il.label_similarity`); ties count half.
 
-    NaN for prompts that do not show both.
+    NaN for prompts that do not show both. `acts` hold writers at `compared_positions`. Raise
+    InputError for a model whose attention does not follow from such similarities.
     """
-    similarity = label_similarity(view.model, batch, view.heads())[:, :, -1].double().cpu()
-    is_true, is_false = (kind.cpu() for kind in true_and_false_labels(batch))
+    view = acts.view
+    similarity = similarity_in(acts, view.heads())[:, :, -1].double().cpu()
+    is_true, is_false = (kind.cpu() for kind in true_and_false_labels(acts.batch))
     is_pair = (is_true[:, :, None] & is_false[:, None, :])[:, None]
     first, second = similarity[..., :, None], similarity[..., None, :]
     is_larger = (first > second).double() + 0.5 * (first == second).double()

@@ -35,6 +35,7 @@ class AtlasOptions:
         Option("--top", "-k", min=1, help="Heads that `selected` counts.", show_default="12"),
     ] = None
     sequences: Annotated[int, Option(min=1, help="Sequences of random tokens.")] = 40
+    edited: Annotated[int, Option(min=1, help="Prompts on which heads are edited one by one.")] = 24
     batch_size: Annotated[
         int | None, Option(min=1, help="Prompts per batch.", show_default="as many as fit")
     ] = None
@@ -75,6 +76,7 @@ def atlas(
     with output.running() as (run, console):
         if task.name is None:
             task.check_no_task()
+            reject_options(options, "edited", reason="heads are edited with --task only")
             loaded, batch, prompts = model.load(default_device=run.device), None, []
         else:
             loaded, batch = task.start(
@@ -92,7 +94,13 @@ def atlas(
                 about=about,
             )
             head_atlas = il.head_atlas(
-                loaded, batch, k=options.k, n_sequences=options.sequences, seed=seed, run=run
+                loaded,
+                batch,
+                k=options.k,
+                n_sequences=options.sequences,
+                n_edited=options.edited,
+                seed=seed,
+                run=run,
             )
         if console.quiet:
             return

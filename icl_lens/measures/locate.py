@@ -15,10 +15,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import capture
+from icl_lens.activations.activations import Activations, capture
 from icl_lens.attribution.increases import every_head_increase, min_prompts_to_fold
 from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, choose_tokens, select_rows
 from icl_lens.attribution.search import check_k
@@ -44,7 +44,7 @@ from icl_lens.metrics import most_probable
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import Head
 from icl_lens.models.memory import LOGIT_BYTES, MAX_ROWS, STREAM_BYTES
-from icl_lens.models.readout import FinalNorm
+from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch, with_answers
 from icl_lens.prompts.prompt import Prompt
@@ -361,27 +361,51 @@ class DirectScores:
         return groups
 
     def measure(self, rows: list[int]) -> dict[str, Tensor | list[str]]:
-        view = ModelView.of(self.model)
-        scales: list[Tensor] = []
-        inputs: list[Tensor] = []
-        head_z: list[Tensor] = []
-        readout = None
-        for first in range(0, len(rows), self.n_captured):
-            acts = capture(self.model, self.batch[rows[first : first + self.n_captured]])
-            readout = acts.readout.using(final_norm=self.final_norm, bias=self.bias)
-            scales.append(readout.scale)
-            inputs.append(acts.resid_pre)
-            head_z.append(acts.scaled_z)
-        assert readout is not None
-        scores = every_head_increase(
-            view,
-            replace(readout, scale=torch.cat(scales)),
-            torch.cat(inputs),
-            torch.cat(head_z),
-            self.targets[rows],
-            select_rows(self.against, rows),
-        )
+        inputs = []
+        for piece in self.captured_at_a_time(rows):
+            acts = capture(self.model, self.batch[piece])
+            inputs.append(DirectInputs.of(acts, self.final_norm, self.bias))
+        view, against = ModelView.of(self.model), select_rows(self.against, rows)
+        scores = DirectInputs.joined(inputs).scores(view, self.targets[rows], against)
         return {self.by: scores.cpu()}
+
+    def captured_at_a_time(self, rows: list[int]) -> list[list[int]]:
+        """Return the rows of each pass over some of the prompts."""
+        starts = range(0, len(rows), self.n_captured)
+        return [rows[start : start + self.n_captured] for start in starts]
+
+
+@dataclass(frozen=True, eq=False)
+class DirectInputs:
+    """What direct scores of prompts follow from: the readout, and what heads read and write."""
+
+    readout: Readout
+    resid_pre: Float[Tensor, "batch layer d_model"]
+    scaled_z: Float[Tensor, "batch layer head d_head"]
+
+    @classmethod
+    def of(cls, acts: Activations, final_norm: FinalNorm, bias: bool) -> "DirectInputs":
+        """Return the inputs of captured prompts."""
+        readout = acts.readout.using(final_norm=final_norm, bias=bias)
+        return cls(readout, acts.resid_pre, acts.scaled_z)
+
+    @classmethod
+    def joined(cls, pieces: Sequence["DirectInputs"]) -> "DirectInputs":
+        """Return the inputs of the prompts of several passes."""
+        scale = torch.cat([piece.readout.scale for piece in pieces])
+        return cls(
+            replace(pieces[0].readout, scale=scale),
+            torch.cat([piece.resid_pre for piece in pieces]),
+            torch.cat([piece.scaled_z for piece in pieces]),
+        )
+
+    def scores(
+        self, view: ModelView, targets: Int[Tensor, " batch"], against: CheckedAgainst
+    ) -> Float[Tensor, "batch layer head"]:
+        """Return increases, or contrasts with the tokens `against`, nats."""
+        return every_head_increase(
+            view, self.readout, self.resid_pre, self.scaled_z, targets, against
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,6 +58,10 @@ def test_the_summary_names_the_nulls_that_were_used_and_the_kinds_that_were_not_
     assert "means over 9 prompts with 8 distinct queries" in of_prompts
     assert "at most 5.0% are expected to be named wrongly" in of_prompts
     assert "Not tested" not in of_prompts
+    assert "over the first 4." in made_up({"effect": {}}, n_prompts=9, n_edited=4).summary()
+    for all_edited in ({"n_prompts": 9, "n_edited": 9}, {"n_prompts": 9, "n_edited": 4}):
+        name = "effect" if all_edited["n_edited"] == 9 else "contrast"
+        assert "over the first" not in made_up({name: {}}, **all_edited).summary()
     atlas = made_up({}, untested={"needed": "they need more", "compares": "they need more"})
     assert atlas.summary() == "Not tested: needed and compares, because they need more."
 
@@ -131,12 +135,12 @@ def test_the_average_head_is_as_large_as_heads_of_either_sign():
 
 
 def test_errors_of_folders_texts_and_numbers_are_raised(gpt2, tmp_path, no_type_checks):
-    (tmp_path / "contrast").mkdir()
-    (tmp_path / "contrast" / "notes.txt").write_text("")
+    (tmp_path / "read").mkdir()
+    (tmp_path / "read" / "notes.txt").write_text("")
     survey = Survey(ModelView.of(gpt2), 4, 0)
     batch = sweep.tokenized(gpt2, sweep.ONE_WORD)
     with pytest.raises(il.InputError, match="must be empty"):
-        survey.measure_task(batch, il.Run(tmp_path))
+        survey.measure_task(batch, [0, 1], il.Run(tmp_path))
     with pytest.raises(il.InputError, match="at least three tokens"):
         il.head_atlas(gpt2, text=["love"], n_sequences=2)
     with pytest.raises(il.InputError, match="k must be"):

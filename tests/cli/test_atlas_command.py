@@ -22,7 +22,17 @@ def test_without_a_task_the_scores_need_no_prompts(run, tmp_path):
 
 @pytest.mark.slow
 def test_with_a_task_the_command_says_what_python_says(run, tmp_path, icl_mini):
-    arguments = ["-t", "sentiment-number", "-n", "4", "--sequences", "3", "--no-check"]
+    arguments = [
+        "-t",
+        "sentiment-number",
+        "-n",
+        "4",
+        "--edited",
+        "3",
+        "--sequences",
+        "3",
+        "--no-check",
+    ]
     files = [
         "--html",
         tmp_path / "page.html",
@@ -34,16 +44,23 @@ def test_with_a_task_the_command_says_what_python_says(run, tmp_path, icl_mini):
     code, printed, errors = run("atlas", *arguments, *files)
     assert code == 0, errors
     atlas = il.results.HeadAtlas.load(tmp_path / "atlas.json")
-    expected = il.head_atlas(icl_mini, il.load_task("sentiment-number", n=4), n_sequences=3)
+    prompts = il.load_task("sentiment-number", n=4)
+    expected = il.head_atlas(icl_mini, prompts, n_sequences=3, n_edited=3)
     assert list(atlas.scores) == list(expected.scores)
     assert atlas["exchange"].mean.allclose(expected["exchange"].mean)
+    numbers = {name: atlas[name].n for name in ("contrast", "effect", "keys", "indirect_effect")}
+    assert numbers == {"contrast": 4, "effect": 3, "keys": 3, "indirect_effect": 3}
     assert atlas.finding in " ".join(printed.split())
     assert '"exchange"' in (tmp_path / "page.html").read_text(encoding="utf-8")
-    for name in ("exchange", "effect", "indirect_effect"):
+    for name in ("read", "exchange", "effect", "indirect_effect"):
         assert list((tmp_path / "out" / name).glob("*.parquet")), name
 
 
 def test_task_options_need_a_task(run):
-    code, _, errors = run("atlas", "--demonstrations", "4")
-    assert code == 2
-    assert "it requires --task or --path" in errors
+    for option, reason in (
+        ("--demonstrations", "it requires --task or --path"),
+        ("--edited", "heads are edited with --task only"),
+    ):
+        code, _, errors = run("atlas", option, "4")
+        assert code == 2
+        assert reason in errors
