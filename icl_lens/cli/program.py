@@ -56,7 +56,7 @@ def run_program(app: typer.Typer, program: str, *, overview: str = "") -> None:
             )
             return
         if not {"-h", "--help", "--version", "--examples"} & set(arguments):
-            check_data_files(arguments)
+            check_no_data(arguments)
             quiet_libraries()
         app(args=arguments, prog_name=program)
 
@@ -64,13 +64,21 @@ def run_program(app: typer.Typer, program: str, *, overview: str = "") -> None:
 DATA_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 
 
-def check_data_files(arguments: list[str]) -> None:
-    """Raise InputError for a file of the user's data in place of a prompt or a task."""
+def check_no_data(arguments: list[str]) -> None:
+    """Raise InputError for a task, or a file of the user's data, in place of a prompt."""
     from icl_lens.errors import InputError
+    from icl_lens.prompts.word_task import task_names
 
+    names_of_tasks = set(task_names())
     for previous, argument in pairwise(arguments):
-        is_data = argument.endswith(DATA_SUFFIXES) and Path(argument).is_file()
-        if is_data and not previous.startswith("-"):
+        if previous.startswith("-"):
+            continue
+        if argument in names_of_tasks:
+            raise InputError(
+                f"{argument!r} is a task, which commands take with -t; write icl-lens "
+                f"{arguments[0]} -t {argument}"
+            )
+        if argument.endswith(DATA_SUFFIXES) and Path(argument).is_file():
             raise InputError(
                 f"{argument!r} is a file of data, which commands read with --path; write "
                 f"icl-lens {arguments[0]} --path {argument}"

@@ -295,6 +295,11 @@ class Prompt:
         """
         check_unicode(text)
         pieces = [piece.strip() for piece in _COLON.split(text)]
+        if len(pieces) == 1 and len(text.split()) == 1:
+            raise InputError(
+                f"no ' : ' separator in {text!r}, which is no prompt; for the prompts of a task or a "
+                f"file of data, pass il.load_task({text!r}) (--task)"
+            )
         if len(pieces) == 1:
             raise InputError(
                 f"no ' : ' separator in {text!r}; write 'text : label' pairs, then the query, e.g. "

@@ -128,10 +128,9 @@ class WordTask(LabeledTask):
         categories = word_list(self.path)
         false, _, true = self.name.partition("-")
         if false not in categories or true not in categories or false == true:
-            word_tasks = [f"{first}-{second}" for first, second in permutations(categories, 2)]
-            names = [*WORD_TASKS, *DATASETS, *bundled_pairs(), *word_tasks]
+            hint = did_you_mean(self.name, task_names(self.path))
             raise InputError(
-                f"unknown task {self.name!r}{did_you_mean(self.name, names)}; choose a sentence "
+                f"unknown task {self.name!r}{hint}; choose a sentence "
                 f"dataset ({', '.join(DATASETS)}), pairs ({', '.join(bundled_pairs())}), a word "
                 f"task such as {WORD_TASKS[0]!r} from two of the categories "
                 f"{', '.join(sorted(categories))}, or pass the path of your own sentences or pairs"
@@ -156,6 +155,14 @@ class WordTask(LabeledTask):
         for word in words:
             by_spelling.setdefault(self._spelling(word), word)
         return by_spelling
+
+
+def task_names(path: str | Path | None = None) -> list[str]:
+    """Return the names of all tasks, with the word tasks of the bundled word list or a .json file."""
+    names = [*WORD_TASKS, *DATASETS, *bundled_pairs()]
+    for first, second in permutations(word_list(path), 2):
+        names.append(f"{first}-{second}")
+    return names
 
 
 def word_list(path: str | Path | None = None) -> dict[str, list[str]]:

@@ -16,7 +16,7 @@ from icl_lens.cli import app
 from icl_lens.cli.console import PlainConsole, with_duration
 from icl_lens.cli.options import TaskOptions, TokenOptions, head_names
 from icl_lens.cli.own_data import unknown_words_warning
-from icl_lens.cli.program import check_data_files
+from icl_lens.cli.program import check_no_data
 from icl_lens.cli.spelling import shell_spelling
 from icl_lens.prompts import donors, pair_task
 from icl_lens.prompts.arrangements import arrange
@@ -480,9 +480,17 @@ def test_a_file_in_place_of_a_prompt_is_answered_with_the_option(tmp_path):
     with pytest.raises(
         il.InputError, match=f"is a file of data.*write icl-lens locate --path {path}"
     ):
-        check_data_files(["locate", path])
-    check_data_files(["locate", "--path", path])
-    check_data_files(["explain", "no-such-file.csv"])
+        check_no_data(["locate", path])
+    check_no_data(["locate", "--path", path])
+    check_no_data(["explain", "no-such-file.csv"])
+
+
+def test_a_task_in_place_of_a_prompt_is_answered_with_the_option():
+    for name in ("sentiment-number", "antonyms", "sst2"):
+        with pytest.raises(il.InputError, match=f"write icl-lens explain -t {name}"):
+            check_no_data(["explain", name])
+    check_no_data(["explain", "-t", "sentiment-number"])
+    check_no_data(["models", "show", "no-task"])
 
 
 def test_check_prints_the_rows_and_has_no_option_to_omit_itself(capsys):

@@ -54,7 +54,9 @@ def test_parse_reads_what_str_writes():
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("love bar one", "no ' : ' separator"),
+        ("love bar one", r"no ' : ' separator .* pass il.Text\(\.\.\.\)"),
+        ("animal-country", r"no prompt; .* pass il.load_task\('animal-country'\)"),
+        ("reviews.csv", r"no prompt; .* pass il.load_task\('reviews.csv'\)"),
         ("love : bar", "no query"),
         (": bar one :", "empty text"),
         ("love : bar : foo one :", "empty text"),
