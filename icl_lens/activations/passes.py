@@ -22,14 +22,16 @@ from icl_lens.runs.progress import steps
 NO_LABELS_HINT = "il.score(model, batch, read=…) reads other log-probabilities"
 
 
-def last_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch d_vocab"]:
+def last_log_probs(
+    model: Any, batch: PromptBatch, past: Any = None, first: int = 0
+) -> Float[Tensor, "batch d_vocab"]:
     """Return the model's log-probabilities after each prompt, nats: one forward pass, logits at the
     last position only.
 
     Inside blocks of edits these are the edited model's. Computed in float32 (float64 for float64
-    models).
+    models). `past` and `first` are those of `last_logits`.
     """
-    return log_probs_of(last_logits(model, batch))
+    return log_probs_of(last_logits(model, batch, past=past, first=first))
 
 
 def log_probs_in_passes(model: Any, batch: PromptBatch) -> Float[Tensor, "batch d_vocab"]:
@@ -55,16 +57,18 @@ def last_logits(
     batch: PromptBatch,
     hooks: Sequence[tuple[str, Callable[..., Any]]] = (),
     past: Any = None,
+    first: int = 0,
 ) -> Float[Tensor, "batch d_vocab"]:
     """Return the model's logits after each prompt, from one pass with hooks that fills the cache
-    `past`, if given.
+    `past`, if given, and runs the tokens from `first` on, which follow those that it has.
 
     Raise InputError if they are not finite, or, in the first batch of a kind, not those of the
     Hugging Face model.
     """
 
     def only_last(x: Tensor, hook: Any) -> Tensor:
-        return x[torch.arange(len(x), device=x.device), batch.last.to(x.device), None]
+        last = batch.last.to(x.device) - first
+        return x[torch.arange(len(x), device=x.device), last, None]
 
     view = ModelView.of(model)
     check_batch(batch)
@@ -83,7 +87,7 @@ def last_logits(
                 **kwargs,
                 **cached,
             }
-            logits = model(batch.tokens, **passed)[:, 0]
+            logits = model(batch.tokens[:, first:], **passed)[:, 0]
     except Exception:
         compare_deferred(model)  # raises InputError if TransformerLens cannot run the model
         raise

@@ -3,9 +3,8 @@ what a counterfactual prompt has there (activation patching).
 
 1. Donors are the prompts with one thing exchanged (`prompts.donors`), or prompts of your own.
    Control donors have another text of the same class in its place, so that the answer stays.
-2. Every exchange is one `PatchSite`. A pass begins at the edited layer, the last position re-runs
-   one token, and roles that come before the first exchanged token are not run: nothing changes
-   there.
+2. Every exchange is one `PatchSite`. A pass begins at the edited layer and at the first token that
+   changes; roles that come before the first exchanged token are not run: nothing changes there.
 3. `Trace` (in `trace_result`) has the log-odds that the answer loses, by prompt.
 """
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from icl_lens.analyses.trace_result import Trace
 from icl_lens.edits.edit import Edit, Stage
 from icl_lens.edits.site_hooks import check_site, site_width
-from icl_lens.edits.site_positions import ROLE_NAMES, SitePositions, aligned_places
+from icl_lens.edits.site_positions import ROLE_NAMES, SitePositions, aligned_places, first_changes
 from icl_lens.edits.sites import SITES, PatchSite, Site
 from icl_lens.engine.score import score_sets
 from icl_lens.errors import InputError, check_choice, check_integers, short_repr
@@ -271,8 +270,4 @@ def _may_change(
         return True
     positions = role if isinstance(role, str) else tuple(role)
     aligned = aligned_places(batch, source, range(len(batch)), positions)
-    width = min(batch.tokens.shape[1], source.tokens.shape[1])
-    is_same = batch.tokens[:, :width] == source.tokens[:, :width]
-    n_same = is_same.long().cumprod(1).sum(1)  # tokens before the first that differs
-    is_moved = aligned.position != aligned.source_position
-    return bool((is_moved | (aligned.position >= n_same[aligned.prompt])).any())
+    return bool((first_changes(batch, source, aligned) <= batch.last.cpu()).any())

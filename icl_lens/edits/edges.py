@@ -150,7 +150,8 @@ class ReplaceZ(Edit):
         for entry, head in enumerate(at.head.tolist()):
             pairs += [(entry, number) for number in self.index[Head(layer, head)]]
         entry, number = torch.tensor(pairs, device=self.z.device).reshape(-1, 2).T
-        row, head, prompt, last = (x.to(self.z.device)[entry] for x in at)
+        of_entries = (at.row, at.head, at.prompt, at.last)
+        row, head, prompt, last = (x.to(self.z.device)[entry] for x in of_entries)
         back = self.back[prompt, number]
         is_place = back >= 0
         row, position, head = row[is_place], (last - back)[is_place], head[is_place]

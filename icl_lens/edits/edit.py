@@ -80,6 +80,10 @@ class Places(NamedTuple):
     """Index of the row's prompt in the batch."""
     last: Int[Tensor, " n"]
     """Index of the row's last position."""
+    first: Int[Tensor, " n"]
+    """Position in the prompt at which the row begins: 0 in whole passes, and in rows of one token,
+    whose only position is `last`.
+    """
 
     @classmethod
     def of(
@@ -88,6 +92,7 @@ class Places(NamedTuple):
         number: Int[Tensor, " row"],
         prompt: Int[Tensor, " row"],
         last: Int[Tensor, " row"],
+        first: int = 0,
     ) -> "Places":
         """Return the places of edited heads, given as (number, heads), in the rows that have this
         number.
@@ -97,7 +102,8 @@ class Places(NamedTuple):
             pairs += [(member_number, head) for head in member_heads or [-1]]
         numbers, heads = torch.tensor(pairs, device=number.device).T
         row, pair = (number[:, None] == numbers).nonzero(as_tuple=True)
-        return cls(row, heads[pair], prompt[row], last[row])
+        last = last[row]
+        return cls(row, heads[pair], prompt[row], last, torch.full_like(last, first))
 
 
 @dataclass
@@ -216,6 +222,14 @@ class Edit:
         prompt can run again.
         """
         return getattr(self, "positions", "all") == "last"
+
+    def first_changes(self, batch: PromptBatch) -> Int[Tensor, " prompt"]:
+        """Return the first position of each prompt at which the edit, without others, changes
+        anything, so that passes may begin there; after the prompt's last for nothing.
+
+        By default, 0: anything may change.
+        """
+        return torch.zeros(len(batch), dtype=torch.long)
 
     def by_layer(self, view: ModelView) -> dict[int, list[int]]:
         """Return layer -> edited heads; raise InputError for a head that the model does not

@@ -122,6 +122,29 @@ def places_of(batch: PromptBatch, positions: str | tuple[int, ...]) -> SitePlace
     return aligned_places(batch, batch, range(len(batch)), positions)
 
 
+def first_changes(
+    batch: PromptBatch, source: PromptBatch, places: SitePlaces
+) -> Int[Tensor, " prompt"]:
+    """Return the first place of each prompt whose value may differ from that of its source: in
+    models whose tokens read only earlier ones, some token up to it differs. Prompts without such a
+    place have the position after their last.
+    """
+    ours, theirs = batch.tokens[places.prompt], source.tokens[places.source_prompt]
+    width = min(ours.shape[1], theirs.shape[1])
+    is_same = ours[:, :width] == theirs[:, :width]
+    n_same = is_same.long().cumprod(1).sum(1).cpu()  # tokens before the first that differs
+    is_moved = places.position != places.source_position
+    may_differ = is_moved | (places.position >= n_same)
+    return first_positions(batch, places.prompt[may_differ], places.position[may_differ])
+
+
+def first_positions(
+    batch: PromptBatch, prompt: Int[Tensor, " n"], position: Int[Tensor, " n"]
+) -> Int[Tensor, " prompt"]:
+    """Return the first of each prompt's positions, or the one after its last if it has none."""
+    return (batch.last.cpu() + 1).scatter_reduce(0, prompt, position, "amin")
+
+
 def aligned_places(
     batch: PromptBatch,
     source: PromptBatch,

@@ -27,6 +27,8 @@ from icl_lens.edits.site_positions import (
     SitePositions,
     aligned_places,
     checked_positions,
+    first_changes,
+    first_positions,
     places_of,
 )
 from icl_lens.errors import InputError, check_choice, check_integers, short_repr
@@ -57,6 +59,8 @@ class SiteEdit(Edit):
     """The positions to edit in each prompt; None for the same in all."""
     _values: dict[int, Float[Tensor, "n width"]] = field(default_factory=dict, repr=False)
     """Layer -> what replaces the values: one row, or one per entry of `_places`; {} for zeros."""
+    _first_changes: Int[Tensor, " prompt"] | None = field(default=None, repr=False)
+    """The first position of each prompt that changes; None if it is not known."""
 
     def __post_init__(self) -> None:
         check_choice("site", self.site, SITES)
@@ -120,6 +124,9 @@ class SiteEdit(Edit):
             )
         return f"{words} at positions {', '.join(map(str, self.positions))}"
 
+    def first_changes(self, batch: PromptBatch) -> Int[Tensor, " prompt"]:
+        return super().first_changes(batch) if self._first_changes is None else self._first_changes
+
     def by_layer(self, view: ModelView) -> dict[int, list[int]]:
         for layer in self._layers:
             if not 0 <= layer < view.n_layers:
@@ -153,9 +160,11 @@ class SiteEdit(Edit):
             return
         prompts = self._places.prompt.to(x.device)
         entry, index = (at.prompt.to(x.device)[:, None] == prompts).nonzero(as_tuple=True)
-        position = self._places.position.to(x.device)[index]
+        position = self._places.position.to(x.device)[index] - at.first[entry]
         if self.positions == "last":  # also in rows of one token, and where tokens follow
             position = at.last[entry]
+        is_run = position >= 0  # where a row begins later, its source has the same values
+        entry, index, position = entry[is_run], index[is_run], position[is_run]
         if len(position) and int(position.max()) >= x.shape[1]:
             raise InputError("the forward pass must run `batch`, got shorter prompts")
         place = (at.row[entry], position)
@@ -287,15 +296,19 @@ def _with_ablated_values(
     if mode == "mean":
         ablations = _with_means(view, ablations)
     places_at: dict[object, SitePlaces | None] = {}
+    firsts_at: dict[object, Tensor | None] = {}
     ready = []
     for ablation in ablations:
         positions = ablation._positions
         if positions not in places_at:
-            places_at[positions] = None
+            places_at[positions] = firsts_at[positions] = None
             if ablation.needs_batch:
                 assert batch is not None
-                places_at[positions] = places_of(batch, positions)
-        ready.append(replace(ablation, _places=places_at[positions]))
+                places = places_at[positions] = places_of(batch, positions)
+                firsts_at[positions] = first_positions(batch, places.prompt, places.position)
+        ready.append(
+            replace(ablation, _places=places_at[positions], _first_changes=firsts_at[positions])
+        )
     return ready
 
 
@@ -424,16 +437,27 @@ def _with_values(
     """
     layers_at = _layers_at(edits)
     places_at: dict[object, SitePlaces] = {}
+    firsts_at: dict[object, Tensor] = {}
     readings = []
     for (site, positions), layers in layers_at.items():
         if positions not in places_at:
-            places_at[positions] = aligned_places(batch, source, source_rows, positions)
+            places = aligned_places(batch, source, source_rows, positions)
+            places_at[positions] = places
+            firsts_at[positions] = first_changes(batch, source, places)
         readings.append(SiteReading(site, layers, places_at[positions]))
     recorded = dict(zip(layers_at, record_sites(view, source, readings), strict=True))
     with_values = []
     for edit in edits:
         values = {layer: recorded[edit._place][layer] for layer in edit._layers}
-        with_values.append(replace(edit, _places=places_at[edit._positions], _values=values))
+        positions = edit._positions
+        with_values.append(
+            replace(
+                edit,
+                _places=places_at[positions],
+                _values=values,
+                _first_changes=firsts_at[positions],
+            )
+        )
     return with_values
 
 

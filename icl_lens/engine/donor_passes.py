@@ -21,6 +21,12 @@ from icl_lens.edits.kv_cache import per_kv_head
 from icl_lens.edits.pattern import LayerValues, recording_hooks
 from icl_lens.engine.edit_checks import PATTERN_TOLERANCE
 from icl_lens.engine.prefix_cache import PrefixCache, PrefixCacheUnsupported
+from icl_lens.engine.prompt_cache import (
+    CACHE_ERRORS,
+    holds_all_layers,
+    new_cache,
+    raise_out_of_memory,
+)
 from icl_lens.errors import InputError
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.inference import log_probs_of
@@ -98,13 +104,13 @@ class Prefixes:
                 if prefixes.is_usable:
                     _share_memory(cache, rows)
             except (PrefixCacheUnsupported, InputError, *CACHE_ERRORS) as error:
-                _raise_out_of_memory(error)
+                raise_out_of_memory(error)
         prefixes.is_usable &= rows is not None
         return replace(prefixes, rows=rows if prefixes.is_usable else None)
 
     def add(self, batch: PromptBatch, cache: Any) -> None:
         """Add prompts with a cache that their pass has filled."""
-        self.is_usable &= _holds_all_layers(cache, self.view.n_layers, batch)
+        self.is_usable &= holds_all_layers(cache, self.view.n_layers, batch)
         self.places += [(len(self.caches), row) for row in range(len(batch))]
         for tokens, last in zip(batch.tokens.tolist(), batch.last.tolist(), strict=True):
             self.ids.append(tokens[: last + 1])
@@ -135,18 +141,6 @@ class Prefixes:
         )
 
 
-def _holds_all_layers(cache: Any, n_layers: int, batch: PromptBatch) -> bool:
-    """Return whether a cache of Hugging Face has keys of every layer at every token of a batch."""
-    layers = list(getattr(cache, "layers", ()))
-    if len(layers) != n_layers:
-        return False
-    try:
-        shapes = [(len(layer.keys), layer.keys.shape[2]) for layer in layers]
-    except (AttributeError, TypeError):
-        return False
-    return all(shape == tuple(batch.tokens.shape) for shape in shapes)
-
-
 def _n_shared(prompt: Sequence[int], ids: Sequence[int]) -> int:
     """Return the number of first tokens that two prompts share."""
     n_shared = 0
@@ -160,21 +154,8 @@ def _n_shared(prompt: Sequence[int], ids: Sequence[int]) -> int:
 # Keys of two caches that differ by no more than this are equal.
 ROUNDING = 1e-5
 
-# What Hugging Face models raise if they do not take a cache.
-CACHE_ERRORS = (AttributeError, TypeError, RuntimeError, ValueError, IndexError)
-
-
 Recording = dict[tuple[str, int], Tensor]
 """(part, layer) -> what is recorded of rows; ("labels", -1) -> the labels' log-probabilities."""
-
-
-def new_cache(view: ModelView) -> Any:
-    """Return an empty cache of Hugging Face, or None for models of other libraries."""
-    if getattr(view.model, "original_model", None) is None:
-        return None
-    from transformers import DynamicCache
-
-    return DynamicCache()
 
 
 def _share_memory(cache: Any, rows: PrefixCache) -> None:
@@ -186,11 +167,6 @@ def _share_memory(cache: Any, rows: PrefixCache) -> None:
             is_same_kind = theirs.shape == ours.shape and theirs.dtype == ours.dtype
             if is_same_kind and torch.allclose(theirs, ours, rtol=ROUNDING, atol=ROUNDING):
                 setattr(layer, name, ours)
-
-
-def _raise_out_of_memory(error: Exception) -> None:
-    if isinstance(error, torch.OutOfMemoryError):
-        raise error
 
 
 def record(
@@ -418,7 +394,7 @@ def _checked(
     try:
         recording = run(rows, pasts)
     except CACHE_ERRORS as error:
-        _raise_out_of_memory(error)
+        raise_out_of_memory(error)
         return None
     if prefixes.is_tested:
         return recording

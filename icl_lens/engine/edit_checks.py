@@ -32,6 +32,14 @@ PATTERN_TOLERANCE = {
     torch.bfloat16: 5e-2,
     torch.float16: 1e-2,
 }
+# Largest allowed difference between an unedited row and the model's own log-probability, nats. Some
+# families compute norms and softmax in float32 even in float64 models.
+CLEAN_TOLERANCE = {
+    torch.float64: 1e-4,
+    torch.float32: 1e-3,
+    torch.bfloat16: 0.5,
+    torch.float16: 0.1,
+}
 
 
 def checked_heads(

@@ -45,8 +45,9 @@ class GatheredLayer(DynamicLayer):
         for number in self.source[:, 0].unique().tolist():
             rows = (self.source[:, 0] == number).nonzero()[:, 0]
             stored = getattr(self.layers[number], name)
-            for row in rows.tolist():
-                joined[row, :, :width] = stored[self.source[row, 1]][:, self.positions[row]]
+            prompts, positions = self.source[rows, 1, None], self.positions[rows]
+            gathered = stored[prompts.to(new.device), :, positions.to(new.device)]
+            joined[rows.to(new.device), :, :width] = gathered.transpose(1, 2)
         return joined
 
 

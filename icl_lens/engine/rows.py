@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.edits.edit import ATTENTION_STAGES, EditAtLayers
+from icl_lens.engine.edit_checks import CLEAN_TOLERANCE
 from icl_lens.engine.prefix_cache import PrefixCache, PrefixCacheUnsupported, max_prompts, max_rows
 from icl_lens.engine.restart import Read, ReadAmong
 from icl_lens.engine.row_pass import RowEdits, run_rows
@@ -21,15 +22,6 @@ from icl_lens.models.inference import log_probs_of
 from icl_lens.models.memory import LOG_PROB_BYTES
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-
-# Largest allowed difference between an unedited row and the model's own log-probability, nats. Some
-# families compute norms and softmax in float32 even in float64 models.
-CLEAN_TOLERANCE = {
-    torch.float64: 1e-4,
-    torch.float32: 1e-3,
-    torch.bfloat16: 0.5,
-    torch.float16: 0.1,
-}
 
 
 def score_rows(

@@ -4,8 +4,8 @@
 
 1. One-token rows: if only the last position changes, the prompts run once, and each set re-runs one
    token per prompt (`rows`).
-2. Restarts: if only z or sites change, each set re-runs the prompts from its first layer
-   (`restart`).
+2. Restarts: if only z or sites change, each set re-runs the prompts from its first layer and, at
+   sites, from the first token that changes (`restart`).
 3. Whole passes, one per set (`editor`), for everything else, and where a model does not support
    rows.
 
@@ -34,11 +34,11 @@ from icl_lens.edits.edit import (
     Stage,
 )
 from icl_lens.edits.patch import Align, HeadActivation, Patch
-from icl_lens.engine.edit_checks import checked_heads
+from icl_lens.engine.edit_checks import CLEAN_TOLERANCE, checked_heads
 from icl_lens.engine.editor import editing
 from icl_lens.engine.prefix_cache import PrefixCache
 from icl_lens.engine.restart import Read, ReadAmong, score_restarted
-from icl_lens.engine.rows import CLEAN_TOLERANCE, score_rows
+from icl_lens.engine.rows import score_rows
 from icl_lens.errors import InputError, check_at_least, short_repr
 from icl_lens.models.active_edits import DESCRIBE
 from icl_lens.models.head import AnyHead

@@ -11,6 +11,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.edits.sites import SITES
+from icl_lens.engine import restart
 
 SOURCE = [
     il.Prompt.parse("the happy : bar sad : bar three : foo nine :"),
@@ -250,3 +251,39 @@ def test_ablations_of_several_layers_share_one_run_of_their_reference(load_tiny,
     for number, edits in enumerate(sets):
         assert_close(scores_of([edits])[:, 0], together[:, number])
     assert (together - il.score(model, batch)[:, None]).abs().amax((0, 2)).min() > 1e-3
+
+
+@pytest.mark.parametrize("is_supported", [True, False])
+def test_passes_begin_at_the_first_token_that_changes(load_tiny, monkeypatch, is_supported):
+    """If the model gives the same numbers after keys of earlier tokens; otherwise, all are run."""
+    model = load_tiny("gpt2")
+    batch, _ = pair(model)
+    donors = ("happy : bar sad : bar three : foo two :", "cat : foo the red : bar a dog :")
+    source = tokenized(model, *map(il.Prompt.parse, donors))
+    sets = []
+    for layer, positions in ((0, "query"), (1, "all"), (1, "separators"), (1, "texts")):
+        sets.append([il.PatchSite("resid_post", layer, source, positions=positions)])
+    monkeypatch.setattr(restart, "MIN_SKIPPED", 2.0)
+    expected = il.score(model, batch, sets)
+    monkeypatch.setattr(restart, "MIN_SKIPPED", 0.25)
+    prefix = restart._prefix
+
+    def prefix_of_the_other(view, past, rows, first):
+        return prefix(view, past, [1 - row for row in rows], first)
+
+    if not is_supported:
+        monkeypatch.setattr(restart, "_prefix", prefix_of_the_other)
+    shapes: list[tuple[int, int]] = []
+    with watched(lambda _, x: shapes.append(tuple(x.shape[:2])), model.blocks[2]):
+        scores = il.score(model, batch, sets)
+    assert_close(scores, expected)
+    query_alone, everything, separators, texts = scores.unbind(1)
+    intact = il.score(model, batch)
+    assert (query_alone - intact).abs().amax(1).min() > 1e-3
+    assert (everything - intact).abs().amax(1).min() > 1e-3
+    assert_close(separators, intact)
+    assert_close(texts, intact)
+    whole_passes = [shape for shape in shapes if shape[1] == batch.tokens.shape[1]]
+    assert len(whole_passes) == (2 if is_supported else 4), shapes  # the source, the prompts
+    later = [shape for shape in shapes if shape not in whole_passes]
+    assert later == [(5, 3)], "two sets that change something, two prompts, and an unedited row"
