@@ -48,6 +48,12 @@ def test_the_finding_names_the_layers_at_which_a_role_loses_most():
     )
     labels = made_up(lost, donors="labels")
     assert labels.finding.startswith("Which label stands where is in the query text")
+    words = ("0 ␣Mary", "1 ␣and", "2 ␣John", "3 ␣gave", "4 ␣to")
+    texts = made_up(lost, donors="your donors", control_lost=None, roles=words)
+    assert texts.finding == (
+        "What your donors exchange is at position 2 ␣John in layers 0–2 and at position 4 ␣to in layers "
+        "4–6 (resid_pre)."
+    )
     assert "Measured in layers 0, 2, 4, 6 of 8." in traced.to_view().sections[0].notes
 
 
@@ -126,7 +132,7 @@ def test_the_map_of_a_planted_circuit_lights_up_where_it_is_planted(tmp_path):
 def test_plain_texts_are_traced_position_by_position(ioi_like):
     model, texts, donors = ioi_like
     traced = il.trace(model, texts, donors, layers=[0, 2])
-    assert traced.roles[1] == "1 ␣like" or traced.roles[1].startswith("1 ")
+    assert [role.split()[0] for role in traced.roles] == ["0", "1", "2", "3", "4"]
     assert traced.lost.shape == (4, 1, 5, 2)
     whole = traced.log_odds - traced.donor_log_odds
     assert np.abs(whole).min() > 1e-3
