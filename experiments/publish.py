@@ -189,6 +189,7 @@ def collect_claims(out: Path, docs: Path = DOCS) -> None:
         claim_tables.insert(0, "script", script)
         tables.append(claim_tables)
     table = pd.concat(tables, ignore_index=True)
+    table["kind"] = [kind_of_task(task) for task in table["task"]]
     table.to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
     settings_path = path.with_suffix(".json")
     settings: dict[str, Any] = {}
@@ -200,6 +201,12 @@ def collect_claims(out: Path, docs: Path = DOCS) -> None:
             settings[f"{script}, {about['model_name']}: {about['task_name']}"] = about
     text = json.dumps(settings, indent=1, sort_keys=True) + "\n"
     settings_path.write_text(text, encoding="utf-8")
+
+
+def kind_of_task(task: str) -> str:
+    """Return "pairs" or "classes", which the tasks of claims are."""
+    of_pairs = {kinds["pairs"] for kinds in CLAIM_TASKS.values()}
+    return "pairs" if task in of_pairs else "classes"
 
 
 def merged(tables: list[pd.DataFrame], published: Path) -> pd.DataFrame | None:

@@ -28,6 +28,8 @@ def table(path: Path, options: Mapping[str, str]) -> Lines:
         rows = rows.query(options["rows"], engine="python")
     if rows.empty:
         raise ValueError(f"{path} has no rows with {options.get('rows')!r}")
+    if "lines" in options:
+        return verdicts(rows, split(options["lines"]), options["across"])
     if "across" in options:
         return across(rows, options["across"])
     columns = split(options["columns"])
@@ -59,6 +61,27 @@ def across(rows: pd.DataFrame, names: str) -> Lines:
             line.append(", ".join(texts))
         lines.append(line)
     return lines
+
+
+def verdicts(rows: pd.DataFrame, names: list[str], across: str) -> Lines:
+    """Return one line per claim, with the columns `names`, and one column per value of `across`: whether the claim
+    holds, the quantity, and its control."""
+    rows = rows[rows["claim"] != ""]
+    values = list(dict.fromkeys(rows[across]))
+    lines = [[*names, *values]]
+    for of_line, group in rows.groupby(names, sort=False):
+        by_value = {row[across]: row for row in group.to_dict("records")}
+        texts = [verdict(by_value[value]) if value in by_value else "not measured" for value in values]
+        lines.append([*map(str, of_line), *texts])
+    return lines
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """Return whether a claim holds, the quantity, and its control in parentheses."""
+    if row["holds"] == "not measured":
+        return "not measured"
+    unit = "%" if row["unit"] == "%" else f" {row['unit']}"
+    return f"{row['holds']}: {cell(row, 'quantity')}{unit} ({cell(row, 'control')})"
 
 
 def split(text: str) -> list[str]:

@@ -55,6 +55,22 @@ def test_a_number_that_no_table_has_is_reported(tmp_path):
         test_numbers_in_sentences_are_in_the_tables(page)
 
 
+def test_a_table_of_claims_says_where_each_holds(tmp_path):
+    (tmp_path / "data.csv").write_text(
+        "script,claim,holds,model,measure,quantity,control,low,high,unit\n"
+        "lu2022,Order decides,holds,small,a,12.34,0,1,2,%\n"
+        "lu2022,,,small,b,5,0,1,2,%\n"
+        "yin2025,Heads carry,not shown,small,a,1.2,0.3,-1,2,nats\n"
+        "yin2025,Heads carry,not measured,large,a,,,,,\n"
+    )
+    lines = csv_tables.table(tmp_path / "data.csv", {"lines": "script, claim", "across": "model"})
+    assert lines == [
+        ["script", "claim", "small", "large"],
+        ["lu2022", "Order decides", "holds: 12.3% (0.0)", "not measured"],
+        ["yin2025", "Heads carry", "not shown: 1.20 nats (0.30)", "not measured"],
+    ]
+
+
 CLAIMS = {
     "Models answer": ("behavior", "at == 'random order'", "low > 0"),
     "Queries and keys compare": ("two-towers", "measure == 'keys'", "low > 0"),
