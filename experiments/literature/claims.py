@@ -128,8 +128,13 @@ def shown_after(
     for prompt in prompts:
         if prompt.query in shown_texts or prompt.query in by_query:
             continue
-        answer = label_of[class_of[prompt.query]] if study.labels else prompt.answer
-        by_query[prompt.query] = il.Prompt(demonstrations, prompt.query, answer, prompt.labels)
+        answer, labels = prompt.answer, prompt.labels
+        if study.labels:
+            answer = label_of[class_of[prompt.query]]
+        else:  # the answers of pairs are words of their own
+            labels = [*(demonstration.label for demonstration in demonstrations), answer]
+            labels = tuple(dict.fromkeys(labels))
+        by_query[prompt.query] = il.Prompt(demonstrations, prompt.query, answer, labels)
     return list(by_query.values())
 
 
