@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     about = {"at": f"after layer {layer}", "note": " ".join(map(str, heads))}
     claims = (
         "The summed outputs of a few heads trigger the task",
-        "What they add is lost when labels are shuffled",
+        "They add more than those of prompts with shuffled labels",
     )
     for measure, values in measured.items():
         gained = values - values[:, :1]

@@ -17,10 +17,11 @@ NUMBER = re.compile(r"[−-]?\d+\.\d+")
 
 
 def prose(page):
-    """The page's sentences: without tables, code, figures, what the paper says, and what is
-    folded.
+    """The page's sentences: without tables, code, figures, addresses, what the paper says, and what
+    is folded.
     """
     text = re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
     text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     lines = [line for line in text.splitlines() if not line.startswith(("|", "!["))]
     return re.sub(r"\*\*The paper\.\*\*.*", "", "\n".join(lines))
