@@ -27,7 +27,8 @@
     let marked = data.marked;
 
     for (const score of scores) {
-      score.reach = Math.max(...score.values.map((value) => Math.abs(value ?? 0))) || 1;
+      score.center = score.unit === "AUROC" ? .5 : 0; // chance
+      score.reach = Math.max(...score.values.map((value) => Math.abs((value ?? score.center) - score.center))) || 1;
       const order = [...score.values.keys()].sort((a, b) => (score.values[b] ?? -Infinity) - (score.values[a] ?? -Infinity));
       score.rank = new Array(n);
       order.forEach((index, place) => { score.rank[index] = place + 1; });
@@ -80,8 +81,8 @@
       score.values.forEach((value, index) => {
         const x = index % heads * size;
         const y = Math.floor(index / heads) * tall;
-        context.globalAlpha = value === null ? .3 : Math.abs(value) / score.reach;
-        context.fillStyle = style.getPropertyValue(value === null ? "--rule" : value < 0 ? "--neg" : "--pos");
+        context.globalAlpha = value === null ? .3 : Math.abs(value - score.center) / score.reach;
+        context.fillStyle = style.getPropertyValue(value === null ? "--rule" : value < score.center ? "--neg" : "--pos");
         context.fillRect(x, y, size + .5, tall + .5);
       });
       context.globalAlpha = 1;
