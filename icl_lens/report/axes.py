@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
@@ -69,17 +70,22 @@ def error_lengths(rows: pd.DataFrame, values: np.ndarray) -> np.ndarray | None:
     return np.clip(np.stack([values - low, high - values]), 0, None)
 
 
-def signed_image(figure: Figure, ax: Axes, grid: np.ndarray, label: str) -> None:
-    """Draw signed values on a symmetric scale, as shapes without seams rather than pixels, with the
-    color bar.
+def signed_mesh(ax: Axes, grid: np.ndarray) -> QuadMesh:
+    """Draw signed values on a symmetric scale, as shapes without seams rather than pixels; nothing
+    where a value is NaN.
     """
-    reach = float(np.nanmax(np.abs(grid))) or 1.0
+    reach = float(np.abs(grid[np.isfinite(grid)]).max(initial=0.0)) or 1.0
     rows, columns = (np.arange(size + 1) - 0.5 for size in grid.shape)
     style: dict[str, Any] = {"edgecolors": "face", "linewidth": 0.1}
-    mesh = ax.pcolormesh(columns, rows, grid, cmap=DIVERGING, vmin=-reach, vmax=reach, **style)
+    ax.spines[:].set_visible(False)
+    return ax.pcolormesh(columns, rows, grid, cmap=DIVERGING, vmin=-reach, vmax=reach, **style)
+
+
+def signed_image(figure: Figure, ax: Axes, grid: np.ndarray, label: str) -> None:
+    """Draw `signed_mesh` with its color bar, the first row on top."""
+    mesh = signed_mesh(ax, grid)
     ax.invert_yaxis()
     ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
     bar = figure.colorbar(mesh, ax=ax, shrink=0.9, pad=0.03)
     bar.solids.set(rasterized=False, edgecolor="face")  # pyright: ignore[reportOptionalMemberAccess]
     bar.set_label(label, fontsize=7)

@@ -21,6 +21,7 @@ from matplotlib.ticker import MaxNLocator
 
 from icl_lens.analyses.explanation import Explanation
 from icl_lens.errors import InputError
+from icl_lens.report.atlas_maps import atlas as atlas
 from icl_lens.report.axes import (
     DIVERGING,
     ERROR_BARS,
@@ -48,6 +49,7 @@ __all__ = [
     "COLUMN",
     "PAGE",
     "ablation_curve",
+    "atlas",
     "attention_scatter",
     "circuit",
     "circuit_curve",

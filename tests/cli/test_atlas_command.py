@@ -22,38 +22,22 @@ def test_without_a_task_the_scores_need_no_prompts(run, tmp_path):
 
 @pytest.mark.slow
 def test_with_a_task_the_command_says_what_python_says(run, tmp_path, icl_mini):
-    arguments = [
-        "-t",
-        "sentiment-number",
-        "-n",
-        "4",
-        "--edited",
-        "3",
-        "--sequences",
-        "3",
-        "--no-check",
-    ]
-    files = [
-        "--html",
-        tmp_path / "page.html",
-        "--json",
-        tmp_path / "atlas.json",
-        "--out",
-        tmp_path / "out",
-    ]
+    arguments = "-t sentiment-number -n 4 --edited 3 --sequences 3 --no-check".split()
+    page, numbers, out = tmp_path / "page.html", tmp_path / "atlas.json", tmp_path / "out"
+    files = ["--html", page, "--json", numbers, "--out", out]
     code, printed, errors = run("atlas", *arguments, *files)
     assert code == 0, errors
-    atlas = il.results.HeadAtlas.load(tmp_path / "atlas.json")
+    atlas = il.results.HeadAtlas.load(numbers)
     prompts = il.load_task("sentiment-number", n=4)
     expected = il.head_atlas(icl_mini, prompts, n_sequences=3, n_edited=3)
     assert list(atlas.scores) == list(expected.scores)
     assert atlas["exchange"].mean.allclose(expected["exchange"].mean)
-    numbers = {name: atlas[name].n for name in ("contrast", "effect", "keys", "indirect_effect")}
-    assert numbers == {"contrast": 4, "effect": 3, "keys": 3, "indirect_effect": 3}
+    n_prompts = {name: atlas[name].n for name in ("contrast", "effect", "keys", "indirect_effect")}
+    assert n_prompts == {"contrast": 4, "effect": 3, "keys": 3, "indirect_effect": 3}
     assert atlas.finding in " ".join(printed.split())
-    assert '"exchange"' in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert '"exchange"' in page.read_text(encoding="utf-8")
     for name in ("read", "exchange", "effect", "indirect_effect"):
-        assert list((tmp_path / "out" / name).glob("*.parquet")), name
+        assert list((out / name).glob("*.parquet")), name
 
 
 def test_task_options_need_a_task(run):

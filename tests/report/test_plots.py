@@ -17,6 +17,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import icl_lens as il
+from icl_lens.atlas.definitions import DEFINITIONS
+from icl_lens.atlas.head_atlas import HeadAtlas, HeadScore
 from icl_lens.report import palette, plots
 
 NAMES = ["L3H1", "L0H2"]
@@ -363,6 +365,42 @@ def test_writers_stand_left_and_right_with_their_strongest_pairs_between(interva
     assert "L4H0" in figure.get_supxlabel()
     figure.savefig(tmp_path / "why.pdf")
     assert (tmp_path / "why.pdf").read_bytes().startswith(b"%PDF")
+
+
+def made_atlas():
+    """Return an atlas of 5 layers and 3 heads, of which one is named."""
+    generator = torch.Generator().manual_seed(0)
+    scores = {}
+    for name in ("induction", "effect", "similarity"):
+        scores[name] = HeadScore.of(DEFINITIONS[name], torch.rand(5, 3, generator=generator))
+    p_value = torch.ones(5, 3)
+    p_value[4, 1] = 1e-4
+    scores["effect"] = replace(scores["effect"], kind="needed", p_value=p_value)
+    scores["similarity"].mean[0, 2] = torch.nan
+    return HeadAtlas("tiny", scores, {}, k=2)
+
+
+def test_an_atlas_has_a_map_of_each_score_with_dots_at_named_heads():
+    atlas = made_atlas()
+    maps = plots.atlas(atlas).axes
+    titles = [ax.get_title(loc="left").splitlines() for ax in maps]
+    assert [title[0] for title in titles] == [score.title for score in atlas]
+    effect = atlas["effect"]
+    ends = [effect.format(float(end)) for end in (effect.mean.min(), effect.mean.max())]
+    assert titles[1][1] == " … ".join(ends) + " nats"
+    assert {(ax.get_xlim(), ax.get_ylim()) for ax in maps} == {((-0.5, 4.5), (2.5, -0.5))}
+    assert [len(ax.collections) for ax in maps] == [1, 2, 1]
+    assert maps[1].collections[1].get_offsets().tolist() == [[4, 1]]
+    (only,) = plots.atlas(atlas, ["effect"]).axes
+    assert only.get_title(loc="left").startswith(effect.title)
+
+
+def test_maps_of_an_atlas_are_white_at_zero_or_at_chance():
+    atlas = made_atlas()
+    for ax, score, center in zip(plots.atlas(atlas).axes, atlas, (0, 0, 0.5), strict=True):
+        drawn = ax.collections[0].get_array()
+        assert np.allclose(drawn.filled(np.nan), score.mean.T - center, equal_nan=True)
+        assert ax.collections[0].get_clim() == pytest.approx((-abs(drawn).max(), abs(drawn).max()))
 
 
 @pytest.mark.parametrize(
