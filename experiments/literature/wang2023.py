@@ -3,11 +3,11 @@
 Wang et al. (arXiv 2305.14160): "label words are anchors": information flows from texts to labels in
 shallow layers, and from labels to the last token in deep layers.
 
-1. Attention from labels to all earlier tokens, or from the last token to labels, is cut in every
-   head of the first or of the last third of the layers (attention knockout); the weights that
-   remain are renormalized.
-2. Each claim holds if the cut costs the answer more in its third than in the other one. The same
-   number of cut positions, drawn at random among the other tokens, is the second control.
+1. Attention from labels to all earlier tokens but the first one, or from the last token to labels,
+   is cut in every head of the first or of the last third of the layers (attention knockout); the
+   weights that remain are renormalized.
+2. Each claim holds if the cut costs the answer more in its third than in the other one, and more
+   than with random tokens instead of labels: as many others of the prompt, drawn several times.
 
 The authors cut five layers of GPT2-XL and GPT-J, and measure how often the answer stays the same.
 
@@ -16,13 +16,19 @@ The authors cut five layers of GPT2-XL and GPT-J, and measure how often the answ
 
 import random
 
+import numpy as np
 import pandas as pd
 import torch
 from claims import Study, Table, from_command_line
 
 import icl_lens as il
 
+N_DRAWS = 5
+NO_DRAW = -1
+"""Draws of random tokens, and what stands for none: the labels themselves."""
 THIRDS = ("first third", "last third")
+EXPECTED = {"texts to labels": THIRDS[0], "labels to last": THIRDS[1]}
+"""What is cut, and the layers in which it should cost most."""
 CLAIMS = {
     "texts to labels": "Labels collect what their texts say in",
     "labels to last": "What labels collected is read in",
@@ -33,31 +39,33 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     """Measure what the answer loses when attention between roles is cut, by third of the layers."""
     study = Study.from_command_line("wang2023", str(__doc__).splitlines()[0], arguments)
     table = Table(study)
-    cuts = ("texts to labels", "texts to random tokens", "labels to last", "random tokens to last")
-    settings = [(cut, third) for cut in cuts for third in THIRDS]
+    settings = [(cut, third, NO_DRAW) for cut in EXPECTED for third in THIRDS]
+    for cut, third in EXPECTED.items():
+        settings += [(cut, third, draw) for draw in range(N_DRAWS)]
 
     def edits_of(rows: list[int]) -> list[list[il.Block]]:
         batch = study.testing[rows]
         edits: list[list[il.Block]] = [[]]
-        for cut, third in settings:
-            edges = cut_edges(batch, cut, study.seed)
+        for cut, third, draw in settings:
+            edges = cut_edges(batch, cut, draw, study.seed)
             edits.append([il.Block(heads_of(study, third), edges)])
         return edits
 
     scores = study.scores("cut", study.testing, edits_of, {"cuts": settings})
     lost = scores.log_odds[:, :1] - scores.log_odds
     by_setting = dict(zip(settings, lost.T[1:], strict=True))
-    for cut, expected in (("texts to labels", THIRDS[0]), ("labels to last", THIRDS[1])):
-        other_third = THIRDS[1 - THIRDS.index(expected)]
-        random_cut = cut.replace("labels", "random tokens")
+    for cut, third in EXPECTED.items():
+        (other_third,) = set(THIRDS) - {third}
+        of_draws = [by_setting[cut, third, draw] for draw in range(N_DRAWS)]
         controls = {
-            f"cut in the {other_third}": by_setting[cut, other_third],
-            f"{random_cut}, in the same layers": by_setting[random_cut, expected],
+            f"cut in the {other_third}": by_setting[cut, other_third, NO_DRAW],
+            "random tokens instead of labels": np.stack(of_draws, axis=1),
         }
         for versus, control in controls.items():
             measure = f"log-odds lost without attention, {cut}"
-            table.add(measure, by_setting[cut, expected], control, at=expected, versus=versus)
-        table.state(f"{CLAIMS[cut]} the {expected} of the layers", n_rows=len(controls))
+            quantity = by_setting[cut, third, NO_DRAW]
+            table.add(measure, quantity, control, at=third, versus=versus)
+        table.state(f"{CLAIMS[cut]} the {third} of the layers", n_rows=len(controls))
     return table.write()
 
 
@@ -69,22 +77,26 @@ def heads_of(study: Study, third: str) -> list[il.Head]:
     return [head for head in study.all_heads() if head.layer in layers]
 
 
-def cut_edges(batch: il.PromptBatch, cut: str, seed: int) -> torch.Tensor:
+def cut_edges(batch: il.PromptBatch, cut: str, draw: int, seed: int) -> torch.Tensor:
     """Return the edges [prompt query key] that a cut removes: from labels to earlier tokens, or
-    from the last token to labels, or the same of random tokens instead of labels.
+    from the last token to labels. With a draw, random tokens stand for the labels.
+
+    The first token of the prompt stays, as a place to attend to.
     """
     n_tokens = batch.tokens.shape[1]
     edges = torch.zeros(len(batch), n_tokens, n_tokens, dtype=torch.bool)
     for row, prompt in enumerate(batch.prompts):
         labels = label_tokens(batch, row)
-        if "random" in cut:
-            others = [token for token in range(1, int(batch.last[row])) if token not in labels]
-            labels = random.Random(f"{seed} {prompt}").sample(others, min(len(labels), len(others)))
-        if cut.endswith("to last"):
-            edges[row, int(batch.last[row]), labels] = True
+        last = int(batch.last[row])
+        if draw != NO_DRAW:
+            others = [token for token in range(1, last) if token not in labels]
+            rng = random.Random(f"{seed} {draw} {prompt}")
+            labels = rng.sample(others, min(len(labels), len(others)))
+        if cut == "labels to last":
+            edges[row, last, labels] = True
             continue
         for label in labels:
-            edges[row, label, 1:label] = True  # the first token stays, as a place to attend to
+            edges[row, label, 1:label] = True
     return edges
 
 

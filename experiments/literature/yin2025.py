@@ -8,7 +8,8 @@ especially in larger models", and hardly changes without induction heads.
    token after an earlier occurrence, on repeated random tokens. Heads of both lists are left out of
    each.
 2. On prompts with other queries, each list is set to zero at all tokens, as are random heads of the
-   same layers. The answer is right if its first token is the most probable of the vocabulary.
+   same layers, which may have heads of the other list. The answer is right if its first token is
+   the most probable of the vocabulary.
 
 The authors replace heads by their means; they test models of 70M to 7B parameters on 37 tasks.
 
