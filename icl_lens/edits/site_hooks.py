@@ -2,9 +2,9 @@
 the FFN writes there.
 
 TransformerLens' hook of the stream between attention and FFN is only the FFN's input in most
-families, and edits there do not reach the stream itself. So `SiteWriter` adds the change of
-"resid_mid" to attention's output, which the model then adds to the stream; the FFN reads the edited
-stream itself, since a norm would enlarge the rounding of a stream of zeros.
+families, and edits there do not reach the stream itself. So `SiteWriter` makes attention's output
+the difference of the edited "resid_mid" from the layer's input, to which the model then adds it: a
+stream of zeros has no rounding that a norm would enlarge. The FFN reads the edited stream itself.
 """
 
 from collections.abc import Callable, Iterable
@@ -63,9 +63,12 @@ class SiteWriter:
             self.resid_pre = x.clone()  # some families add to it in place
         if site == Stage.attn_out and self.has_edits(Stage.resid_mid):
             assert self.resid_pre is not None
-            before = self.resid_pre.to(x.device) + x
+            resid_pre = self.resid_pre.to(x.device)
+            before = resid_pre + x
             self.resid_mid = self.edited(Stage.resid_mid, before.clone())
-            x, self.resid_pre = x + (self.resid_mid - before), None
+            # Where nothing changes, attention's output keeps every bit.
+            x = torch.where(self.resid_mid == before, x, self.resid_mid - resid_pre)
+            self.resid_pre = None
         return x
 
     def hooks(
