@@ -7,8 +7,8 @@ these are aggregated at the last token. How much the first step matters differs 
 1. Attention from the tokens of each demonstration to those of earlier demonstrations is cut in every
    head of the first or of the last half of the layers; the weights that remain are renormalized.
    The query and the last token still attend to all demonstrations.
-2. The claim holds if the cut costs the answer more in the first half than in the last. As many cut
-   edges, drawn at random among the others of the demonstrations, are the second control.
+2. The claim holds if the cut costs the answer more in the first half than in the last, and more
+   than as many other edges of the same tokens, drawn at random, cut in the first half.
 
 The authors patch edges of Gemma 2 2B on five tasks.
 
@@ -53,8 +53,9 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
         ):
             quantity, control = by_setting[CUTS[0], half], by_setting[setting]
             table.add(measure, quantity, control, at=half, versus=versus)
-            if setting == (CUTS[0], HALVES[1]):
-                table.state("Demonstrations are read in the light of earlier ones in lower layers")
+        if half == HALVES[0]:
+            claim = "Demonstrations are read in the light of earlier ones in lower layers"
+            table.state(claim, n_rows=2)
     return table.write()
 
 

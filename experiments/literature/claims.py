@@ -5,6 +5,7 @@ control that could refute it, and the interval of the difference. `Table.state` 
 claim holds on a model and task: whether the intervals are above zero.
 """
 
+import math
 import random
 import sys
 from collections.abc import Sequence
@@ -47,10 +48,12 @@ class Table(TableOfMeasures):
         """Say that the last rows, each with another control, state this claim.
 
         The claim holds if all their intervals of quantity − control are above zero, does not hold
-        if one of them is below zero, and is otherwise not shown.
+        if one of them is below zero, and is otherwise not shown. It stands in the row that decides:
+        the one with the lowest interval.
         """
         of_claim = self.rows[-n_rows:]
-        of_claim[0] |= {"claim": claim, "holds": verdict(of_claim)}
+        deciding = min(of_claim, key=lambda row: row.get("low", -math.inf))
+        deciding |= {"claim": claim, "holds": verdict(of_claim)}
 
     def to_frame(self) -> pd.DataFrame:
         """Return the rows; `claim` and `holds` are empty where a row states none."""

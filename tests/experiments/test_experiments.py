@@ -196,7 +196,7 @@ CLAIMS = {
     "lu2022": [False],
     "min2022": [None, False],  # with labels that say nothing, random ones teach nothing
     "olsson2022": [False],
-    "todd2024": [True, False],  # the vector has the labels, but not which is whose
+    "todd2024": [False],  # the vector has the labels, but not which is whose
     "wang2023": [True, None],  # texts reach labels in the first third of icl-mini's layers
     "yang2025": [True, False],
     "yin2025": [None],
