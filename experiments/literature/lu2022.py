@@ -6,7 +6,7 @@ state-of-the-art and random guess performance".
 1. Some sets of demonstrations are each shown in several random orders, with many queries.
 2. On the queries of one half, the best and the worst order of each set are found; on the queries of
    the other half, they are compared. Of orders that differ by chance alone, the one that was best
-   is not better on other queries.
+   is not better on other queries. The best order must also be better than chance.
 
 The authors compare the best and the worst of 24 orders on the same queries, on models of 117M to
 175B parameters.
@@ -51,7 +51,9 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     worst_orders, all_orders = np.concatenate(worst), np.concatenate(mean)
     chosen = "the worst order, chosen on other queries"
     table.add(measure, best_orders, worst_orders, queries, versus=chosen, **about)
-    table.state("The order of the demonstrations decides how well the model answers")
+    n_choices = len(study.labels) or study.demonstrations + 1
+    table.add(measure, best_orders, 1 / n_choices, queries, versus="chance", **about)
+    table.state("The order of the demonstrations decides how well the model answers", n_rows=2)
     table.add(measure, best_orders, all_orders, queries, versus="the mean over orders", **about)
     return table.write()
 

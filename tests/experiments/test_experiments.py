@@ -18,6 +18,7 @@ import pytest
 import task_table
 import vectors
 from common import Table, dots
+from planted import build
 
 import icl_lens as il
 
@@ -218,6 +219,30 @@ def test_a_claim_of_the_literature_holds_where_it_must(claim, load_once, monkeyp
         assert is_expected is None or (verdict == "holds") == is_expected, table
     settings = json.loads(next(tmp_path.rglob(f"{claim}.json")).read_text())
     assert settings["weights"]
+
+
+PLANTED_CLAIMS = [
+    ("untrained", "bakalova2025", ["not shown"]),
+    ("untrained", "wang2023", ["not shown", "not shown"]),
+    ("last-label", "wang2023", ["not shown", "not shown"]),
+    ("two-tower", "wang2023", ["holds", "holds"]),
+    ("two-tower", "yin2025", ["does not hold"]),  # without induction heads all answers are lost
+    ("two-tower", "halawi2023", ["holds", "holds"]),
+]
+"""A planted model, a script, and whether its claims hold there."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "claim", "expected"), PLANTED_CLAIMS)
+def test_a_claim_holds_on_planted_models_as_they_were_made(
+    kind, claim, expected, monkeypatch, tmp_path
+):
+    monkeypatch.syspath_prepend(EXPERIMENTS / "literature")
+    planted = build(kind, tmp_path / kind, seed=0)
+    options = ["--model", str(planted.folder), "--path", str(planted.words), "--name", kind]
+    options += ["-n", "24", "--heads", "4", "--out", str(tmp_path / "out")]
+    table = import_module(claim).main(options)
+    assert table["holds"][table["claim"] != ""].tolist() == expected, table
 
 
 @pytest.mark.parametrize(
