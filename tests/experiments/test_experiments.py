@@ -233,6 +233,7 @@ PLANTED_CLAIMS = [
 
 
 @pytest.mark.slow
+@pytest.mark.rotating
 @pytest.mark.parametrize(("kind", "claim", "expected"), PLANTED_CLAIMS)
 def test_a_claim_holds_on_planted_models_as_they_were_made(
     kind, claim, expected, monkeypatch, tmp_path
