@@ -9,6 +9,7 @@ import math
 import random
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ __all__ = [
     "Scores",
     "Study",
     "Table",
+    "ZeroedLists",
     "first_heads",
     "from_command_line",
     "heads_by_induction",
@@ -38,6 +40,7 @@ __all__ = [
     "shown_after",
     "top_token_is_answer",
     "with_random_labels",
+    "without_shared",
 ]
 
 
@@ -168,6 +171,55 @@ def heads_by_induction(study: Study, k: int) -> list[il.Head]:
     n_tokens = min(24, (study.model.cfg.n_ctx - 2) // 2)
     scores = il.repeated_token_scores(study.model, n_tokens=n_tokens, seed=study.seed)
     return first_heads(scores.induction, k)
+
+
+def without_shared(lists: dict[str, list[il.Head]]) -> dict[str, list[il.Head]]:
+    """Return two lists of heads without those that are in both; raise InputError if none is left."""
+    first, second = lists.values()
+    in_both = set(first).intersection(second)
+    if not set(first) - in_both:
+        raise il.InputError(
+            f"the first {len(first)} heads of both lists are the same; pass fewer --heads"
+        )
+    remaining = {}
+    for name, heads in lists.items():
+        remaining[name] = [head for head in heads if head not in in_both]
+    return remaining
+
+
+@dataclass(frozen=True)
+class ZeroedLists:
+    """Sets of edits: none, and for each list of heads, its heads set to zero at all tokens, then
+    random sets of as many heads of the same layers.
+    """
+
+    heads: dict[str, list[il.Head]]
+    edits: list[list[il.Ablate]]
+    n_random: int
+
+    @classmethod
+    def of(cls, study: Study, heads: dict[str, list[il.Head]], n_random: int) -> "ZeroedLists":
+        """Return the edits of some lists of heads."""
+        edits: list[list[il.Ablate]] = [[]]
+        for of_list in heads.values():
+            random_sets = il.random_head_sets(study.model, of_list, draws=n_random, seed=study.seed)
+            for head_set in (of_list, *random_sets):
+                edits.append([il.Ablate(head_set, positions="all")])
+        return cls(heads, edits, n_random)
+
+    @property
+    def names(self) -> dict[str, list[str]]:
+        """The heads of each list in words."""
+        return {name: list(map(str, heads)) for name, heads in self.heads.items()}
+
+    def place(self, name: str) -> int:
+        """Return which set of edits zeroes a list."""
+        return 1 + list(self.heads).index(name) * (1 + self.n_random)
+
+    def random_places(self, name: str) -> slice:
+        """Return which sets of edits zero a list's random heads."""
+        place = self.place(name)
+        return slice(place + 1, place + 1 + self.n_random)
 
 
 def top_token_is_answer(

@@ -20,7 +20,7 @@ The authors test models of 1B to 70B parameters on eight datasets, and remove mo
 import numpy as np
 import pandas as pd
 import torch
-from claims import Study, Table, first_heads, from_command_line
+from claims import Study, Table, ZeroedLists, first_heads, from_command_line, without_shared
 
 import icl_lens as il
 
@@ -36,41 +36,23 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     """Measure what the labels and the answer lose without heads of each kind."""
     study = Study.from_command_line("yang2025", str(__doc__).splitlines()[0], arguments)
     table = Table(study)
-    head_lists = ranked_heads(study)
-    edits: list[list[il.Ablate]] = [[]]
-    for heads in head_lists.values():
-        edits.append([il.Ablate(heads, positions="all")])
-        for random_heads in il.random_head_sets(
-            study.model, heads, draws=N_RANDOM_SETS, seed=study.seed
-        ):
-            edits.append([il.Ablate(random_heads, positions="all")])
-    names = {kind: list(map(str, heads)) for kind, heads in head_lists.items()}
-    scores = study.scores("log-odds", study.testing, lambda rows: edits, names)
-    log_label_mass = labels_log_prob(study, edits, names)
+    zeroed = ZeroedLists.of(study, ranked_heads(study), N_RANDOM_SETS)
+    scores = study.scores("log-odds", study.testing, lambda rows: zeroed.edits, zeroed.names)
+    log_label_mass = labels_log_prob(study, zeroed)
     measures = {
-        "log-probability of the labels lost": (log_label_mass[:, :1] - log_label_mass),
+        "log-probability of the labels lost": log_label_mass[:, :1] - log_label_mass,
         "log-odds of the answer lost": scores.log_odds[:, :1] - scores.log_odds,
     }
-    places = {kind: 1 + number * (1 + N_RANDOM_SETS) for number, kind in enumerate(KINDS)}
     for (measure, lost), kind in zip(measures.items(), KINDS, strict=True):
         other_kind = KINDS[1 - KINDS.index(kind)]
-        place = places[kind]
-        about = {"at": f"without {kind} heads", "note": " ".join(names[kind])}
-        table.add(
-            measure,
-            lost[:, place],
-            lost[:, places[other_kind]],
-            versus=f"without {other_kind} heads",
-            **about,
-        )
-        table.add(
-            measure,
-            lost[:, place],
-            lost[:, place + 1 : place + 1 + N_RANDOM_SETS],
-            versus="without random heads of the same layers",
-            **about,
-        )
-        table.state(CLAIMS[kind], n_rows=2)
+        controls = {
+            f"without {other_kind} heads": lost[:, zeroed.place(other_kind)],
+            "without random heads of the same layers": lost[:, zeroed.random_places(kind)],
+        }
+        about = {"at": f"without {kind} heads", "note": " ".join(zeroed.names[kind])}
+        for versus, control in controls.items():
+            table.add(measure, lost[:, zeroed.place(kind)], control, versus=versus, **about)
+        table.state(CLAIMS[kind], n_rows=len(controls))
     return table.write()
 
 
@@ -82,14 +64,10 @@ def ranked_heads(study: Study) -> dict[str, list[il.Head]]:
 
     per_prompt = study.read("kinds", study.locating, of_prompts, texts=list(study.locating.texts))
     means = torch.from_numpy(per_prompt).mean(0)  # [kind layer head]
-    first = [first_heads(of_kind, study.n_located) for of_kind in means]
-    in_both = set(first[0]).intersection(first[1])
-    if len(in_both) == study.n_located:
-        raise il.InputError("the first heads of both lists are the same; pass fewer --heads")
     lists = {}
-    for kind, heads in zip(KINDS, first, strict=True):
-        lists[kind] = [head for head in heads if head not in in_both]
-    return lists
+    for kind, of_kind in zip(KINDS, means, strict=True):
+        lists[kind] = first_heads(of_kind, study.n_located)
+    return without_shared(lists)
 
 
 def recognition_and_learning(acts: il.Activations, row: int) -> torch.Tensor:
@@ -107,9 +85,7 @@ def recognition_and_learning(acts: il.Activations, row: int) -> torch.Tensor:
     return torch.stack(by_layer, dim=1)
 
 
-def labels_log_prob(
-    study: Study, edits: list[list[il.Ablate]], options: dict[str, list[str]]
-) -> np.ndarray:
+def labels_log_prob(study: Study, zeroed: ZeroedLists) -> np.ndarray:
     """Return the log of the labels' summed probability under each set of edits, [prompt set]."""
 
     def of_rows(rows: list[int]) -> torch.Tensor:
@@ -118,10 +94,10 @@ def labels_log_prob(
         def summed(log_probs: torch.Tensor, prompts: torch.Tensor) -> torch.Tensor:
             return log_probs[:, batch.label_tokens.to(log_probs.device)].logsumexp(1)
 
-        return il.score(study.model, batch, edits, read=summed).double()
+        return il.score(study.model, batch, zeroed.edits, read=summed).double()
 
     run = study.run("labels")
-    return il.map_prompts(study.model, study.testing, of_rows, options=options, run=run)
+    return il.map_prompts(study.model, study.testing, of_rows, options=zeroed.names, run=run)
 
 
 if __name__ == "__main__":

@@ -20,11 +20,13 @@ import pandas as pd
 from claims import (
     Study,
     Table,
+    ZeroedLists,
     first_heads,
     from_command_line,
     heads_by_induction,
     top_token_is_answer,
     with_random_labels,
+    without_shared,
 )
 
 import icl_lens as il
@@ -36,31 +38,26 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     """Measure what is lost without function-vector heads, and without induction heads."""
     study = Study.from_command_line("yin2025", str(__doc__).splitlines()[0], arguments)
     table = Table(study)
-    head_sets = ranked_heads(study)
-    edits: list[list[il.Ablate]] = [[]]
-    for heads in head_sets.values():
-        edits.append([il.Ablate(heads, positions="all")])
-        for random_heads in random_sets(study, heads):
-            edits.append([il.Ablate(random_heads, positions="all")])
-    names = {name: list(map(str, heads)) for name, heads in head_sets.items()}
-    is_right = top_token_is_answer(study, "top token", study.testing, edits, names)
-    scores = study.scores("ablated", study.testing, lambda rows: edits, names)
-    places = {name: 1 + number * (1 + N_RANDOM_SETS) for number, name in enumerate(head_sets)}
+    zeroed = ZeroedLists.of(study, ranked_heads(study), N_RANDOM_SETS)
+    names = zeroed.names
+    is_right = top_token_is_answer(study, "top token", study.testing, zeroed.edits, names)
+    scores = study.scores("ablated", study.testing, lambda rows: zeroed.edits, names)
     lost = is_right[:, :1] - is_right
+    by_vector, by_induction = zeroed.heads
     table.add(
-        "accuracy lost without function-vector heads",
-        lost[:, places["function-vector heads"]],
-        lost[:, places["induction heads"]],
+        f"accuracy lost without {by_vector}",
+        lost[:, zeroed.place(by_vector)],
+        lost[:, zeroed.place(by_induction)],
         unit="%",
-        versus="without induction heads",
+        versus=f"without {by_induction}",
     )
     log_odds_lost = scores.log_odds[:, :1] - scores.log_odds
-    for name, place in places.items():
-        of_random = slice(place + 1, place + 1 + N_RANDOM_SETS)
+    for name in zeroed.heads:
+        place, of_random = zeroed.place(name), zeroed.random_places(name)
         about = {"versus": "random heads of the same layers", "note": " ".join(names[name])}
         accuracy = lost[:, place], lost[:, of_random]
         table.add(f"accuracy lost without {name}", *accuracy, unit="%", **about)
-        if name == "function-vector heads":
+        if name == by_vector:
             claim = "Function-vector heads, not induction heads, carry few-shot answers"
             table.state(claim, n_rows=2)
         log_odds = log_odds_lost[:, place], log_odds_lost[:, of_random]
@@ -74,20 +71,11 @@ def ranked_heads(study: Study) -> dict[str, list[il.Head]]:
     corrupted = study.tokenize(with_random_labels(study.locating.prompts, study.seed))
     effects = il.indirect_effects(study.model, corrupted, list(study.locating.split(32)))
     k = study.n_located
-    by_effect = first_heads(effects.double().mean(0), k)
-    by_induction = heads_by_induction(study, k)
-    in_both = set(by_effect).intersection(by_induction)
-    if len(in_both) == k:
-        raise il.InputError(f"the first {k} heads of both lists are the same; pass fewer --heads")
-    return {
-        "function-vector heads": [head for head in by_effect if head not in in_both],
-        "induction heads": [head for head in by_induction if head not in in_both],
+    lists = {
+        "function-vector heads": first_heads(effects.double().mean(0), k),
+        "induction heads": heads_by_induction(study, k),
     }
-
-
-def random_sets(study: Study, heads: list[il.Head]) -> list[list[il.Head]]:
-    """Return random sets of as many heads of the same layers."""
-    return il.random_head_sets(study.model, heads, draws=N_RANDOM_SETS, seed=study.seed)
+    return without_shared(lists)
 
 
 if __name__ == "__main__":

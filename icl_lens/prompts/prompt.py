@@ -297,7 +297,7 @@ class Prompt:
         pieces = [piece.strip() for piece in _COLON.split(text)]
         if len(pieces) == 1 and len(text.split()) == 1:
             raise InputError(
-                f"no ' : ' separator in {text!r}, which is no prompt; for the prompts of a task or a "
+                f"no ' : ' separator in {text!r}, which is not a prompt; for the prompts of a task or a "
                 f"file of data, pass il.load_task({text!r}) (--task)"
             )
         if len(pieces) == 1:

@@ -287,3 +287,19 @@ def test_passes_begin_at_the_first_token_that_changes(load_tiny, monkeypatch, is
     assert len(whole_passes) == (2 if is_supported else 4), shapes  # the source, the prompts
     later = [shape for shape in shapes if shape not in whole_passes]
     assert later == [(5, 3)], "two sets that change something, two prompts, and an unedited row"
+
+
+@pytest.mark.parametrize("family", ["llama", "glm"])
+def test_a_zeroed_stream_between_attention_and_ffn_is_exactly_zero(load_tiny, family):
+    """The final norm would enlarge what rounding leaves; an FFN without biases adds nothing."""
+    model = load_tiny(family)
+    batch = pair(model)[0]
+    streams = []
+    hook = ("blocks.1.hook_resid_post", lambda x, hook: streams.append(x.clone()))
+    with model.hooks(fwd_hooks=[hook]):
+        model(batch.tokens)
+        with il.edited(model, il.AblateSite("resid_mid", 1)):
+            model(batch.tokens)
+    intact, zeroed = streams
+    assert intact.abs().min() > 0
+    assert not zeroed.any()

@@ -228,6 +228,7 @@ PLANTED_CLAIMS = [
     ("two-tower", "wang2023", ["holds", "holds"]),
     ("two-tower", "yin2025", ["does not hold"]),  # without induction heads all answers are lost
     ("two-tower", "halawi2023", ["holds", "holds"]),
+    ("lookup", "lu2022", ["not shown"]),  # orders differ, but none is better than chance
 ]
 """A planted model, a script, and whether its claims hold there."""
 
@@ -261,6 +262,39 @@ def test_a_claim_holds_if_it_exceeds_all_its_controls(intervals, verdict, monkey
     claims = import_module("claims")
     assert claims.verdict(rows) == verdict
     assert claims.verdict([*rows, {"note": "no classes"}]) == "not measured"
+
+
+def test_a_claim_stands_in_the_row_of_the_control_that_decides(monkeypatch):
+    monkeypatch.syspath_prepend(EXPERIMENTS / "literature")
+    study = SimpleNamespace(model_name="m", task_name="t")
+    table = import_module("claims").Table(study)
+    for measure, low in (("earlier", -9.0), ("easy", 2.0), ("hard", 0.1), ("hardest", -0.1)):
+        table.add_row(measure, quantity=3.0, control=1.0, low=low, high=3.0)
+        if measure == "hard":
+            table.state("Beats two controls", n_rows=2)
+    table.state("Beats three controls", n_rows=2)
+    stated = dict(zip(table.to_frame()["measure"], table.to_frame()["holds"], strict=True))
+    assert stated == {"earlier": "", "easy": "", "hard": "holds", "hardest": "not shown"}
+
+
+def test_the_anchor_claim_cuts_labels_or_as_many_other_tokens(icl_mini, monkeypatch):
+    monkeypatch.syspath_prepend(EXPERIMENTS / "literature")
+    anchors = import_module("wang2023")
+    batch = il.tokenize(icl_mini, il.load_task("animal-country", n=2))
+    labels = batch.label_positions.tolist()
+    last = batch.last.tolist()
+    cut = anchors.cut_edges(batch, "labels to last", anchors.NO_DRAW, seed=0)
+    for row in range(2):
+        assert cut[row].nonzero().tolist() == [[last[row], label] for label in labels[row]]
+    cut = anchors.cut_edges(batch, "texts to labels", anchors.NO_DRAW, seed=0)
+    for row in range(2):
+        assert sorted(set(cut[row].nonzero()[:, 0].tolist())) == labels[row]
+        assert all(cut[row, label].sum() == label - 1 for label in labels[row])
+    draws = [anchors.cut_edges(batch, "labels to last", draw, seed=0) for draw in range(5)]
+    for drawn in draws:
+        assert drawn.sum((1, 2)).tolist() == [len(of_row) for of_row in labels]
+        assert not (drawn & anchors.cut_edges(batch, "labels to last", -1, seed=0)).any()
+    assert len({tuple(drawn.flatten().tolist()) for drawn in draws}) > 1
 
 
 def test_every_claim_is_listed_with_its_source():

@@ -55,8 +55,8 @@ def test_parse_reads_what_str_writes():
     ("text", "complaint"),
     [
         ("love bar one", r"no ' : ' separator .* pass il.Text\(\.\.\.\)"),
-        ("animal-country", r"no prompt; .* pass il.load_task\('animal-country'\)"),
-        ("reviews.csv", r"no prompt; .* pass il.load_task\('reviews.csv'\)"),
+        ("animal-country", r"not a prompt; .* pass il.load_task\('animal-country'\)"),
+        ("reviews.csv", r"not a prompt; .* pass il.load_task\('reviews.csv'\)"),
         ("love : bar", "no query"),
         (": bar one :", "empty text"),
         ("love : bar : foo one :", "empty text"),
