@@ -42,7 +42,6 @@ from .live_view.view import live as live
 from .measures.calibration import calibrated_scores as calibrated_scores
 from .measures.circuit import locate_circuit as locate_circuit
 from .measures.controlled_ablation import ablate_with_controls as ablate_with_controls
-from .measures.controlled_ablation import random_head_sets as random_head_sets
 from .measures.debias import debias_edits as debias_edits
 from .measures.demonstration_effects import demonstration_effects as demonstration_effects
 from .measures.effects import head_effects as head_effects
@@ -53,6 +52,7 @@ from .measures.head_overlap import head_overlap as head_overlap
 from .measures.head_to_head_effects import head_to_head_effects as head_to_head_effects
 from .measures.locate import locate as locate
 from .measures.mean_score_parts import mean_score_parts as mean_score_parts
+from .measures.random_heads import random_head_sets as random_head_sets
 from .measures.saliency import attention_saliency as attention_saliency
 from .measures.saliency import saliency_flow as saliency_flow
 from .measures.vector_gains import task_vectors as task_vectors

@@ -21,7 +21,7 @@ from .attribution.search import TopSubheads as TopSubheads
 from .attribution.value_parts import ValueParts as ValueParts
 from .live_view.state import LiveState as LiveState
 from .measures.circuit import Circuit as Circuit
-from .measures.controlled_ablation import ControlledAblation as ControlledAblation
+from .measures.controlled_ablation_result import ControlledAblation as ControlledAblation
 from .measures.demonstration_effects import DemonstrationEffects as DemonstrationEffects
 from .measures.effects import HeadEffects as HeadEffects
 from .measures.generation import Generations as Generations

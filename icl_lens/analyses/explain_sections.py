@@ -40,9 +40,9 @@ from icl_lens.engine.prefix_cache import PrefixCache, PrefixCacheUnsupported
 from icl_lens.engine.score import score_sets
 from icl_lens.errors import InputError, check_at_least, short_repr
 from icl_lens.head_scores import SCORES, Score, score_of_parts
-from icl_lens.measures.controlled_ablation import random_head_sets
 from icl_lens.measures.demonstration_effects import effects_of_demonstrations
 from icl_lens.measures.exchanges import SINGLE, single_exchanges, tower_prompts
+from icl_lens.measures.random_heads import random_head_sets
 from icl_lens.models.head import Head
 from icl_lens.models.readout import Readout
 from icl_lens.prompts.batch import PromptBatch, with_answers

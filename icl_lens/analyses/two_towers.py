@@ -14,7 +14,6 @@ from icl_lens.engine.edit_checks import checked_heads
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers
 from icl_lens.head_scores import SCORES, Score
 from icl_lens.intervals import MIN_RANDOM_SETS
-from icl_lens.measures.controlled_ablation import random_head_sets
 from icl_lens.measures.exchanges import (
     EXCHANGES,
     N_SCANNED,
@@ -25,6 +24,7 @@ from icl_lens.measures.exchanges import (
     tower_prompts,
 )
 from icl_lens.measures.locate import locate
+from icl_lens.measures.random_heads import random_head_sets
 from icl_lens.metrics import is_correct
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head

@@ -10,22 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Option
 
 from icl_lens.cli.console import PlainConsole, progress
+from icl_lens.cli.head_options import HeadChoice, LocatingByOption, located_on
 from icl_lens.cli.option_groups import grouped
 from icl_lens.cli.options import (
-    HeadChoice,
-    LocatingByOption,
     ModelOptions,
     OutputOptions,
     Positions,
-    RunOutput,
     SeedOption,
-    SplitTask,
     TokenOptions,
-    located_on,
     parse_prompt,
     preview,
-    print_what_heads_carry,
 )
+from icl_lens.cli.run_output import RunOutput
+from icl_lens.cli.task_options import SplitTask, print_what_heads_carry
 from icl_lens.errors import InputError
 
 if TYPE_CHECKING:

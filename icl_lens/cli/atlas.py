@@ -7,14 +7,9 @@ from typer import Option
 
 from icl_lens.cli.console import progress
 from icl_lens.cli.option_groups import grouped, reject_options
-from icl_lens.cli.options import (
-    ModelOptions,
-    OutputOptions,
-    RunOutput,
-    SeedOption,
-    TaskOptions,
-    TokenOptions,
-)
+from icl_lens.cli.options import ModelOptions, OutputOptions, SeedOption, TokenOptions
+from icl_lens.cli.run_output import RunOutput
+from icl_lens.cli.task_options import TaskOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,15 +6,9 @@ from typing import Annotated
 from typer import Option
 
 from icl_lens.cli.option_groups import grouped
-from icl_lens.cli.options import (
-    ModelOptions,
-    OutputOptions,
-    RunOutput,
-    SeedOption,
-    TaskOptions,
-    TokenOptions,
-    preview,
-)
+from icl_lens.cli.options import ModelOptions, OutputOptions, SeedOption, TokenOptions, preview
+from icl_lens.cli.run_output import RunOutput
+from icl_lens.cli.task_options import TaskOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,20 +10,18 @@ from typing import Annotated
 from typer import Option
 
 from icl_lens.cli.console import progress
+from icl_lens.cli.head_options import HeadChoice, LocatingByOption, located_on
 from icl_lens.cli.option_groups import grouped
 from icl_lens.cli.options import (
-    HeadChoice,
-    LocatingByOption,
     ModelOptions,
     OutputOptions,
     ReaderAt,
-    RunOutput,
     SeedOption,
-    SplitTask,
     TokenOptions,
-    located_on,
     preview,
 )
+from icl_lens.cli.run_output import RunOutput
+from icl_lens.cli.task_options import SplitTask
 from icl_lens.errors import InputError
 
 

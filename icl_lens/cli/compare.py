@@ -6,19 +6,19 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from icl_lens.cli.console import PlainConsole, progress
+from icl_lens.cli.head_options import ByOption
 from icl_lens.cli.option_groups import grouped, reject_options
 from icl_lens.cli.options import (
     PAPER_ANSWER,
     PAPER_PROMPT,
-    ByOption,
     ModelOptions,
     OutputOptions,
     ReadoutOptions,
-    RunOutput,
     SeedOption,
-    TaskOptions,
     parse_prompt,
 )
+from icl_lens.cli.run_output import RunOutput
+from icl_lens.cli.task_options import TaskOptions
 from icl_lens.errors import InputError
 
 

@@ -6,21 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from typer import Argument, Option
 
 from icl_lens.cli.console import PlainConsole, progress
+from icl_lens.cli.head_options import ByOption, head_names
 from icl_lens.cli.option_groups import grouped, reject_options
 from icl_lens.cli.options import (
     PAPER_ANSWER,
     PAPER_PROMPT,
-    ByOption,
     ModelOptions,
     OutputOptions,
     ReadoutOptions,
-    RunOutput,
     SeedOption,
-    TaskOptions,
-    head_names,
     parse_prompt,
-    print_what_heads_carry,
 )
+from icl_lens.cli.run_output import RunOutput
+from icl_lens.cli.task_options import TaskOptions, print_what_heads_carry
 from icl_lens.errors import InputError
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from typer import Argument, Option
 
 from icl_lens.cli.console import PlainConsole
+from icl_lens.cli.head_options import head_names
 from icl_lens.cli.option_groups import grouped
 from icl_lens.cli.options import (
     PAPER_ANSWER,
     PAPER_PROMPT,
     ModelOptions,
     TokenOptions,
-    head_names,
     parse_prompt,
 )
 from icl_lens.errors import InputError

@@ -7,20 +7,18 @@ from rich.table import Table
 from typer import Option
 
 from icl_lens.cli.console import progress
+from icl_lens.cli.head_options import LocatingByOption
 from icl_lens.cli.option_groups import grouped, reject_options
 from icl_lens.cli.options import (
-    LocatingByOption,
     ModelOptions,
     OutputOptions,
     Positions,
     ReadoutOptions,
-    RunOutput,
     SeedOption,
-    SplitTask,
     preview,
-    print_what_heads_carry,
-    shared_queries_remedy,
 )
+from icl_lens.cli.run_output import RunOutput
+from icl_lens.cli.task_options import SplitTask, print_what_heads_carry, shared_queries_remedy
 from icl_lens.head_scores import LOCATING_SCORE
 from icl_lens.report.terminal import new_table
 

@@ -8,17 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from icl_lens.cli.console import PlainConsole, progress
+from icl_lens.cli.head_options import HeadChoice
 from icl_lens.cli.option_groups import grouped
-from icl_lens.cli.options import (
-    HeadChoice,
-    ModelOptions,
-    OutputOptions,
-    RunOutput,
-    SeedOption,
-    SplitTask,
-    TokenOptions,
-    preview,
-)
+from icl_lens.cli.options import ModelOptions, OutputOptions, SeedOption, TokenOptions, preview
+from icl_lens.cli.run_output import RunOutput
+from icl_lens.cli.task_options import SplitTask
 from icl_lens.errors import InputError
 from icl_lens.head_scores import Score
 

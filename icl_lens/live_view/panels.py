@@ -30,9 +30,9 @@ from icl_lens.engine.score import read_labels, score, score_sets
 from icl_lens.errors import InputError
 from icl_lens.head_scores import Score
 from icl_lens.live_view.state import Change, LiveState
-from icl_lens.measures.controlled_ablation import random_head_sets
 from icl_lens.measures.demonstration_effects import BEGINS_TEXT, demonstration_effects
 from icl_lens.measures.effects import head_effects
+from icl_lens.measures.random_heads import random_head_sets
 from icl_lens.metrics import label_log_odds
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView

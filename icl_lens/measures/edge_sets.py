@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Int
 
 from icl_lens.edits.edges import RemovalMasks
 from icl_lens.intervals import leave_one_out_interval, leave_one_out_means, with_random_sets
-from icl_lens.measures.controlled_ablation import random_head_sets
 from icl_lens.measures.edge_space import EdgeSpace
+from icl_lens.measures.random_heads import random_head_sets
 from icl_lens.models.view import ModelView
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)

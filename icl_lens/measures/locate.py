@@ -28,7 +28,8 @@ from icl_lens.engine.score import score
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers
 from icl_lens.head_scores import LOCATING_SCORE, SCORES, DirectScore, Score
 from icl_lens.intervals import MIN_RANDOM_SETS
-from icl_lens.measures.controlled_ablation import ControlledAblation, ablate_with_controls
+from icl_lens.measures.controlled_ablation import ablate_with_controls
+from icl_lens.measures.controlled_ablation_result import ControlledAblation
 from icl_lens.measures.effects import (
     AnswerTokens,
     Method,

@@ -12,7 +12,7 @@ import pandas as pd
 
 from icl_lens.edits.edit import Positions
 from icl_lens.head_scores import Score
-from icl_lens.measures.controlled_ablation import ControlledAblation, Measure
+from icl_lens.measures.controlled_ablation_result import ControlledAblation, Measure
 from icl_lens.measures.effects import Algorithm, Outcome
 from icl_lens.measures.mean_scores import MeanScore
 from icl_lens.models.active_edits import edits_note

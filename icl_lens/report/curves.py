@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from icl_lens.errors import InputError, check_choice
 from icl_lens.measures.circuit import Circuit
-from icl_lens.measures.controlled_ablation import ControlledAblation, Measure
+from icl_lens.measures.controlled_ablation_result import ControlledAblation, Measure
 from icl_lens.report.axes import MARKERS, legend, new_axes, require, tidy
 from icl_lens.report.notebook_figure import COLUMN
 from icl_lens.report.palette import BLUE, GRAY, LINES

@@ -22,7 +22,7 @@ from icl_lens.analyses.behavior_contrasts import Contrasts, Design, contrasts
 from icl_lens.analyses.task_behavior import N_PROMPTS, LabelScores, check_of_scores
 from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.locate import locate
-from icl_lens.cli.options import print_what_heads_carry
+from icl_lens.cli.task_options import print_what_heads_carry
 from icl_lens.intervals import Interval
 from icl_lens.prompts.arrangements import ArrangedPrompt, arrange
 

@@ -13,7 +13,7 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.cli.ablate import ablate
 from icl_lens.cli.check import check
-from icl_lens.cli.options import SplitTask, shared_queries_remedy
+from icl_lens.cli.task_options import SplitTask, shared_queries_remedy
 from icl_lens.prompts.word_task import word_list
 from icl_lens.result.number_format import percent, signed
 

@@ -8,7 +8,8 @@ import pytest
 import icl_lens as il
 from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.more_queries import more_queries_sentence
-from icl_lens.cli.options import TaskOptions, TokenOptions
+from icl_lens.cli.options import TokenOptions
+from icl_lens.cli.task_options import TaskOptions
 from icl_lens.intervals import Interval
 
 ANIMALS = il.WordTask("animal-country")

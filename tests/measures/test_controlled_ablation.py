@@ -21,14 +21,10 @@ from icl_lens.edits.reference import SamePairsWarning, mean_z
 from icl_lens.engine import prefix_cache
 from icl_lens.intervals import bootstrap_interval
 from icl_lens.measures import controlled_ablation
-from icl_lens.measures.controlled_ablation import (
-    AnswerScores,
-    Condition,
-    ControlledAblation,
-    random_head_sets,
-    score_answers,
-)
+from icl_lens.measures.answer_scores import AnswerScores, score_answers
+from icl_lens.measures.controlled_ablation_result import Condition, ControlledAblation
 from icl_lens.measures.locate import with_predicted_answers
+from icl_lens.measures.random_heads import random_head_sets
 from icl_lens.models.view import ModelView
 
 HEADS = [il.Head(0, 1), il.Head(2, 3)]

@@ -17,7 +17,7 @@ import icl_lens as il
 from icl_lens import metrics
 from icl_lens.activations.passes import last_log_probs
 from icl_lens.errors import short_repr
-from icl_lens.measures.controlled_ablation import random_head_sets
+from icl_lens.measures.random_heads import random_head_sets
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.prompt import Template
 

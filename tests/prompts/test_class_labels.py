@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 import icl_lens as il
-from icl_lens.cli.options import parse_labels
+from icl_lens.cli.task_options import parse_labels
 from icl_lens.errors import InputError
 from icl_lens.prompts.class_labels import class_labels
 from icl_lens.prompts.labeled_task import Layout
