@@ -15,8 +15,10 @@ import argparse
 import hashlib
 import json
 import math
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -31,6 +33,7 @@ from matplotlib.figure import Figure
 
 import icl_lens as il
 
+HERE = Path(__file__).parent
 N_LOCATED = 12
 """Number of heads to locate: 12, as in the published paper, but at most an eighth of the model's
 heads."""
@@ -274,10 +277,8 @@ class Study:
         )
         log_odds, correct = [], []
         for of_set in torch.from_numpy(log_probs).unbind(1):
-            log_odds.append(
-                il.metrics.label_log_odds(of_set, batch.answer, choices=batch.label_mask)
-            )
-            correct.append(il.metrics.is_correct(of_set, batch.answer, choices=batch.label_mask))
+            log_odds.append(il.metrics.label_log_odds(of_set, batch))
+            correct.append(il.metrics.is_correct(of_set, batch))
         return Scores(
             torch.stack(log_odds, 1).double().numpy(), torch.stack(correct, 1).double().numpy()
         )
@@ -301,6 +302,24 @@ class Study:
         return il.map_prompts(self.model, batch, measured, options=options, run=self.run(part))
 
     # Files
+
+    @property
+    def command(self) -> str:
+        """The command line that computes the tables again; files are named without their folders."""
+        name = f"{self.question.replace('-', '_')}.py"
+        script = next(HERE.rglob(name)).relative_to(HERE.parent)
+        words = ["python", script.as_posix(), "--model", Path(self.model_source).name]
+        words += ["--task", self.task_source]
+        if self.path is not None:
+            words += ["--path", Path(self.path).name]
+        if self.n_heads is not None:
+            words += ["--heads", str(self.n_heads)]
+        words += ["--labels", ",".join(self.labels)]
+        words += ["--demonstrations", str(self.demonstrations)]
+        words += ["--separator", self.separator.replace("\n", r"\n")]
+        words += ["-n", str(self.n), "--seed", str(self.seed)]
+        words += ["--name", self.model_name, "--task-name", self.task_name]
+        return shlex.join(words)
 
     @property
     def folder(self) -> Path:
@@ -476,6 +495,8 @@ class Table:
         about["path"] = None if study.path is None else Path(study.path).name
         about["prompts"] = [digest(half.texts) for half in (study.locating, study.testing)]
         about["weights"] = self._weights()
+        about["command"] = study.command
+        about["date"] = datetime.now(UTC).date().isoformat()
         about["versions"] = {name: version(name) for name in PACKAGES}
         path.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         if figure is not None:

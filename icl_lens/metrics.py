@@ -6,6 +6,7 @@ Axes named `batch` have one entry per prompt; `n`, `query` and `key` count any i
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
@@ -50,6 +51,21 @@ def __dir__() -> list[str]:
     return __all__
 
 
+@runtime_checkable
+class AnsweredPrompts(Protocol):
+    """What these functions read of an `il.PromptBatch`."""
+
+    @property
+    def answer(self) -> Int[Tensor, " batch"]:
+        """The index of each prompt's label."""
+        ...
+
+    @property
+    def label_mask(self) -> Bool[Tensor, "batch label"]:
+        """The labels that each prompt chooses between."""
+        ...
+
+
 def most_probable(
     scores: Float[Tensor, "*batch label"], choices: Bool[Tensor, "*#batch label"]
 ) -> Int[Tensor, "*batch"]:
@@ -61,20 +77,20 @@ def most_probable(
 
 def is_correct(
     scores: Float[Tensor, "batch label"],
-    answer: Int[Tensor, " batch"] | Sequence[str],
+    answer: Int[Tensor, " batch"] | Sequence[str] | AnsweredPrompts,
     *,
     choices: Bool[Tensor, "batch label"] | None = None,
 ) -> Bool[Tensor, " batch"]:
     """Return whether the answer scores highest among each prompt's labels.
 
-    `answer` has the index of each prompt's label, or the labels themselves for scores that carry
-    them, as those of `il.score` do. `choices` (`PromptBatch.label_mask`) restricts each prompt to
-    its own labels; ties go to the first label. Raise InputError if a prompt has no answer (-1), an
+    `answer` is the batch of the prompts, each of which chooses among its own labels; the index of
+    each prompt's label; or, for scores that carry labels, as those of `il.score` do, the labels
+    themselves. With indices or labels, all labels of the scores compete, except where `choices`
+    leaves some out. Ties go to the first label. Raise InputError if a prompt has no answer (-1), an
     answer is not among the choices, labels are given for scores without labels, or the highest
     score is NaN or infinite.
     """
-    if not isinstance(answer, Tensor):
-        answer = _label_indices(scores, answer)
+    answer, choices = _answer_and_choices(scores, answer, choices)
     if scores.ndim != 2 or answer.shape != scores.shape[:1]:
         raise InputError(
             "scores must have shape [batch label] and answer shape [batch], got "
@@ -100,6 +116,19 @@ def is_correct(
     return best.indices == answer
 
 
+def _answer_and_choices(
+    scores: Float[Tensor, "batch label"],
+    answer: Int[Tensor, " batch"] | Sequence[str] | AnsweredPrompts,
+    choices: Bool[Tensor, "batch label"] | None,
+) -> tuple[Int[Tensor, " batch"], Bool[Tensor, "batch label"] | None]:
+    """Return the index of each prompt's answer, and which labels it competes with (None: all)."""
+    if isinstance(answer, Tensor):
+        return answer, choices
+    if isinstance(answer, Sequence):
+        return _label_indices(scores, answer), choices
+    return answer.answer, answer.label_mask if choices is None else choices
+
+
 def _label_indices(
     scores: Float[Tensor, "batch label"], answers: Sequence[str]
 ) -> Int[Tensor, " batch"]:
@@ -122,18 +151,15 @@ def _label_indices(
 
 def accuracy(
     scores: Float[Tensor, "batch label"],
-    answer: Int[Tensor, " batch"] | Sequence[str],
+    answer: Int[Tensor, " batch"] | Sequence[str] | AnsweredPrompts,
     *,
     choices: Bool[Tensor, "batch label"] | None = None,
 ) -> float:
     """Return the share of prompts whose answer scores highest among their labels, 0 to 1; see
     `is_correct`.
 
-    Without `choices`, all labels of the scores compete. If prompts show different labels, as those
-    of a task with three classes and two per prompt do, pass `choices=batch.label_mask`.
-
     Example:
-        >>> il.metrics.accuracy(il.score(model, batch), ["foo"])
+        >>> il.metrics.accuracy(il.score(model, batch), batch)
         1.0
     """
     return float(is_correct(scores, answer, choices=choices).double().mean())
@@ -283,15 +309,17 @@ def precision_at_1(scores: Float[Tensor, "query key"], same: Bool[Tensor, "query
 
 def label_log_odds(
     scores: Float[Tensor, "batch label"],
-    label: Int[Tensor, " batch"],
+    label: Int[Tensor, " batch"] | Sequence[str] | AnsweredPrompts,
     *,
     choices: Bool[Tensor, "batch label"] | None = None,
 ) -> Float[Tensor, " batch"]:
     """Return the log-odds of one label against all other labels of a prompt, nats.
 
-    `scores` are log-probabilities; with two labels the result is their difference. Raise InputError
-    if a prompt has no such label (-1) or no other label.
+    `label` and `choices` are what `is_correct` takes; of a batch, the label is the answer. `scores`
+    are log-probabilities; with two labels the result is their difference. Raise InputError if a
+    prompt has no such label (-1) or no other label.
     """
+    label, choices = _answer_and_choices(scores, label, choices)
     mask = (
         torch.ones_like(scores, dtype=torch.bool) if choices is None else choices.to(scores.device)
     )

@@ -27,17 +27,16 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     study = Study.from_command_line("zhao2021", str(__doc__).splitlines()[0], arguments)
     table = Table(study)
     batch = study.testing
-    choices = batch.label_mask
     raw = study.scores("not calibrated", batch, lambda rows: [[]], {})
     calibrated, inputs = calibrated_with(study)
-    correct = il.metrics.is_correct(calibrated, batch.answer, choices=choices)
+    correct = il.metrics.is_correct(calibrated, batch)
     is_right = correct.double().cpu().numpy(), raw.correct[:, 0]
     about = {"unit": "%", "versus": "without calibration", "note": f"content-free: {inputs}"}
     table.add("accuracy with calibration", *is_right, **about)
     table.state("Calibration raises accuracy")
     if len(study.labels) != 2:
         return table.write()
-    log_odds = il.metrics.label_log_odds(calibrated, batch.answer, choices=choices)
+    log_odds = il.metrics.label_log_odds(calibrated, batch)
     shift = raw.log_odds[:, 0] - log_odds.double().cpu().numpy()
     is_first = (batch.answer == 0).cpu().numpy()
     preference = np.where(is_first, shift, -shift)

@@ -49,8 +49,8 @@ def calibrated_scores(
     If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless
     `progress` is False.
 
-    `metrics.accuracy(scores, batch.answer, choices=batch.label_mask)` is the accuracy with
-    calibration. Raise InputError for prompts without labels, no `inputs`, and inputs that the
+    `metrics.accuracy(scores, batch)` is the accuracy with calibration. Raise InputError for prompts
+    without labels, no `inputs`, and inputs that the
     tokenizer cannot write.
 
     Example:

@@ -4,6 +4,7 @@ resumes.
 
 import ast
 import json
+import shlex
 import subprocess
 import sys
 from importlib import import_module
@@ -145,14 +146,14 @@ def test_a_script_writes_its_table_what_it_depends_on_and_its_figure(question, f
         written["quantity"], table["quantity"], rtol=1e-5, check_dtype=False
     )
     about = json.loads(path.with_suffix(".json").read_text())
-    assert {"seed", "versions", "weights", "prompts", "n"} <= about.keys()
+    assert {"seed", "versions", "weights", "prompts", "n", "command", "date"} <= about.keys()
     assert about["weights"]
     assert path.with_suffix(".svg").read_text().startswith("<?xml")
 
 
 @pytest.mark.slow
-def test_a_command_on_a_file_of_ones_own_resumes_with_the_same_table(tmp_path, monkeypatch):
-    """It runs as a command first, then from its chunks in this process."""
+def test_the_stored_command_resumes_with_the_same_table(tmp_path, monkeypatch):
+    """It runs on a file first, then, as its settings say, from its chunks in this process."""
     rows = [
         (f"{word}", label)
         for label, words in il.WordTask("animal-country").words().items()
@@ -171,9 +172,12 @@ def test_a_command_on_a_file_of_ones_own_resumes_with_the_same_table(tmp_path, m
     assert chunks
     times = [chunk.stat().st_mtime_ns for chunk in chunks]
     written = table.read_bytes()
+    settings = json.loads(table.with_suffix(".json").read_text())
     table.unlink()
     monkeypatch.chdir(tmp_path)
-    import_module("ablation").main(arguments)
+    program, script, *stored_arguments = shlex.split(settings["command"])
+    assert (program, script) == ("python", "experiments/ablation.py")
+    import_module("ablation").main(stored_arguments)
     assert table.read_bytes() == written
     assert [chunk.stat().st_mtime_ns for chunk in chunks] == times  # nothing was computed again
 

@@ -5,6 +5,7 @@ its space.
 import copy
 import pickle
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -79,6 +80,17 @@ def test_accuracy_takes_label_words(gpt2):
         il.metrics.accuracy(scores, ["foo", "baz", "foo"])
     with pytest.raises(InputError, match="these scores carry no labels"):
         il.metrics.accuracy(torch.zeros(3, 2), ["foo", "bar", "foo"])
+
+
+def test_a_batch_lets_each_prompt_choose_among_its_own_labels():
+    """A label that only other prompts have makes no answer wrong, however probable it is."""
+    is_choice = torch.tensor([[True, True, False], [False, True, True]])
+    batch = SimpleNamespace(answer=torch.tensor([0, 1]), label_mask=is_choice)
+    scores = torch.tensor([[-1.0, -2.0, -0.1], [-0.1, -2.0, -1.0]])
+    assert il.metrics.is_correct(scores, batch).tolist() == [True, False]
+    assert il.metrics.is_correct(scores, batch.answer).tolist() == [False, False]
+    log_odds = il.metrics.label_log_odds(scores, batch)
+    torch.testing.assert_close(log_odds, torch.tensor([1.0, -1.0]))
 
 
 class Words:

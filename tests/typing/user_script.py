@@ -33,5 +33,5 @@ located = il.locate(
 )
 names: list[str] = [str(head) for head in located.heads]
 frame: pd.DataFrame = located.to_frame()
-accuracy: float = il.metrics.accuracy(without, batch.answer)
+accuracy: float = il.metrics.accuracy(without, batch)
 explanation.to_html(Path("page.html"))
