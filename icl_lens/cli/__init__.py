@@ -33,23 +33,33 @@ TASKS = (
     "country-language, capitalization, verb-gerund, adjective-comparative, animal-class; sst2, "
     "trec, agnews, ethos, amazon (from the Hub); or your own with --path."
 )
-OVERVIEW = """\
-Find and explain the attention heads behind in-context learning.
+COMMANDS = {
+    explain: "one prompt: which heads give the answer, and why",
+    check: "what a model does on a task",
+    locate: "the heads that matter over a task's prompts",
+    atlas: "every score of every head, and kinds of heads",
+    ablate: "what is lost without heads, beside random heads",
+    towers: "whether heads match queries and carry labels",
+    trace: "at which layer and token the query, texts and labels are read",
+    circuit: "the edges through which heads work",
+    compare: "two prompts, or two models",
+    live: "a prompt in the browser: edit it, click heads, see what changes",
+    models: "the models that load without a network",
+}
+"""Each command with the words that the overview and --help say of it."""
 
-  explain   one prompt: which heads give the answer, and why
-  check     what a model does on a task
-  locate    the heads that matter over a task's prompts
-  atlas     every score of every head, and kinds of heads
-  ablate    what is lost without heads, beside random heads
-  towers    whether heads match queries and carry labels
-  trace     at which layer and token the query, texts and labels are read
-  circuit   the edges through which heads work
-  compare   two prompts, or two models
-  live      a prompt in the browser: edit it, click heads, see what changes
-  models    the models that load without a network
 
-Begin with icl-lens explain, or icl-lens locate --task sentiment-number -n 100.
-icl-lens COMMAND --help explains a command, icl-lens --examples prints examples."""
+def overview() -> str:
+    """Return what `icl-lens` can do, which it prints without arguments."""
+    lines = ["Find and explain the attention heads behind in-context learning.", ""]
+    for command, summary in COMMANDS.items():
+        lines.append(f"  {command.__name__:9} {summary}")
+    lines += [
+        "",
+        "Begin with icl-lens explain, or icl-lens locate --task sentiment-number -n 100.",
+        "icl-lens COMMAND --help explains a command, icl-lens --examples prints examples.",
+    ]
+    return "\n".join(lines)
 
 
 @app.callback()
@@ -72,12 +82,12 @@ def root(
         raise typer.Exit
 
 
-for command in (explain, check, locate, atlas, ablate, towers, trace, circuit, compare):
-    app.command(epilog="More options: --help-all. Tasks: " + TASKS)(command)
-app.command()(live)
-app.command()(models)
+WITHOUT_TASKS = (live, models)
+for command, summary in COMMANDS.items():
+    epilog = None if command in WITHOUT_TASKS else f"More options: --help-all. Tasks: {TASKS}"
+    app.command(short_help=summary, epilog=epilog)(command)
 
 
 def main() -> None:
     """Run `icl-lens`, the entry point; without arguments, print what it can do."""
-    run_program(app, "icl-lens", overview=OVERVIEW)
+    run_program(app, "icl-lens", overview=overview())

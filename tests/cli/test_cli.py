@@ -19,7 +19,7 @@ from tolerance import assert_close
 from typer.testing import CliRunner
 
 import icl_lens as il
-from icl_lens.cli import TASKS, app, console, stored_checks
+from icl_lens.cli import COMMANDS, TASKS, WITHOUT_TASKS, app, console, overview, stored_checks
 from icl_lens.cli.options import unescape
 from icl_lens.prompts.datasets import DATASETS
 from icl_lens.prompts.pair_task import bundled_pairs
@@ -52,6 +52,15 @@ def test_explain_prints_everything_and_writes_it(run, tiny, tmp_path):
     assert not HYPHEN_FOR_MINUS.search(out)
     assert page.read_text().lower().startswith("<!doctype html>")
     assert faults.left_in(tmp_path) == {"page.html", "numbers.json"}, "nothing half-written is left"
+
+
+def test_help_says_of_every_command_what_the_overview_says():
+    """At 80 columns, no sentence is cut off."""
+    help_text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).output
+    for command, summary in COMMANDS.items():
+        assert re.search(rf"^ +{command.__name__} +{re.escape(summary)}$", help_text, re.M), command
+        assert f"  {command.__name__:9} {summary}" in overview().splitlines()
+    assert len(app.registered_commands) == len(COMMANDS)
 
 
 PROMPT = "love : bar one : foo two :"
@@ -149,20 +158,10 @@ def test_models_and_help_need_no_model(run, argument, expected):
     assert expected in out
 
 
-COMMANDS = (
-    "explain",
-    "check",
-    "locate",
-    "atlas",
-    "ablate",
-    "towers",
-    "trace",
-    "circuit",
-    "compare",
-)
+TASK_COMMANDS = [command.__name__ for command in COMMANDS if command not in WITHOUT_TASKS]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", TASK_COMMANDS)
 def test_help_is_short_and_help_all_has_every_option(name, run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     lines = CliRunner().invoke(app, [name, "--help"]).output.splitlines()
@@ -184,7 +183,7 @@ def test_without_arguments_the_commands_are_listed(run):
     code, out, _ = run()
     assert code == 0
     assert len(out.splitlines()) <= 16
-    for name in (*COMMANDS, "models"):
+    for name in (*TASK_COMMANDS, "models"):
         assert f"\n  {name} " in out
 
 
