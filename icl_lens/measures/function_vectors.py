@@ -21,7 +21,7 @@ from torch import Tensor
 from icl_lens.activations.activations import capture
 from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.edit import group_by_layer
-from icl_lens.edits.reference import reference_batches
+from icl_lens.edits.reference import mean_z, reference_batches
 from icl_lens.engine.score import score_sets
 from icl_lens.measures.effects import AnswerTokens
 from icl_lens.models.head import AnyHead
@@ -85,8 +85,10 @@ def indirect_effects(
     """
     view = ModelView.of(model)
     check_batch(corrupted)
-    to_mean = Ablate([], mode="mean", reference=reference, positions="last")
     with progress_switch(progress):
+        batches = tuple(reference_batches(reference))
+        means = mean_z(view, range(view.n_layers), batches, "last")
+        to_mean = Ablate([], mode="mean", reference=batches, positions="last", recorded_z=means)
         return recovered_probabilities(view, corrupted, to_mean)
 
 

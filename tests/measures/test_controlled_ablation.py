@@ -332,5 +332,6 @@ def test_a_mean_over_the_same_pairs_is_warned_of_and_said(gpt2):
         mean_ablation = il.ablate_with_controls(
             gpt2, same, HEADS, reference=[same, tokenized], **options
         )
+        il.indirect_effects(gpt2, same, same)  # its mean is to keep the task
     assert "The mean is over 6 prompts in 2 batches." in repr(mean_ablation)
     assert mean_ablation.reference_sentence in mean_ablation.to_markdown()
