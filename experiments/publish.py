@@ -88,11 +88,14 @@ N_PROMPTS_OF = {
 
 CLAIMS = {
     "olsson2022": ("classes",),
+    "feucht2025": ("pairs",),
+    "mcdougall2023": ("classes", "pairs"),
     "min2022": ("classes",),
     "zhao2021": ("classes",),
     "lu2022": ("classes", "pairs"),
     "wang2023": ("classes",),
     "bakalova2025": ("classes", "pairs"),
+    "cho2024": ("classes",),
     "hendel2023": ("classes", "pairs"),
     "todd2024": ("pairs",),
     "yin2025": ("pairs",),

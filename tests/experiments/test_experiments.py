@@ -196,9 +196,12 @@ def test_planted_towers_are_seen_and_copying_the_last_label_is_not(setting, tmp_
 
 CLAIMS = {
     "bakalova2025": [None],
+    "cho2024": [None, None],
+    "feucht2025": [False, False],  # it copies no random tokens, and labels without words' concepts
     "halawi2023": [False, False],
     "hendel2023": [False],  # the vector makes labels likely, not the right one
     "lu2022": [False],
+    "mcdougall2023": [False, False],  # what it predicts was always shown: no reason to suppress it
     "min2022": [None, False],  # with labels that say nothing, random ones teach nothing
     "olsson2022": [False],
     "todd2024": [False],  # the vector has the labels, but not which is whose
@@ -233,6 +236,11 @@ PLANTED_CLAIMS = [
     ("two-tower", "yin2025", ["does not hold"]),  # without induction heads all answers are lost
     ("two-tower", "halawi2023", ["holds", "holds"]),
     ("lookup", "lu2022", ["not shown"]),  # orders differ, but none is better than chance
+    ("two-tower", "cho2024", ["holds", "holds"]),
+    ("last-label", "cho2024", ["not shown", "not shown"]),
+    ("suppressor", "mcdougall2023", ["holds", "holds"]),
+    # Neurons make the labels likely, and the heads that write most about them lower them.
+    ("suppressor", "yang2025", ["does not hold", "not shown"]),
 ]
 """A planted model, a script, and whether its claims hold there."""
 
@@ -299,6 +307,34 @@ def test_the_anchor_claim_cuts_labels_or_as_many_other_tokens(icl_mini, monkeypa
         assert drawn.sum((1, 2)).tolist() == [len(of_row) for of_row in labels]
         assert not (drawn & anchors.cut_edges(batch, "labels to last", -1, seed=0)).any()
     assert len({tuple(drawn.flatten().tolist()) for drawn in draws}) > 1
+
+
+def test_concept_copying_is_measured_with_one_output_of_one_head(icl_mini, monkeypatch):
+    """It is what changes if z of this head, at the token before the word, comes from the run in
+    which the word was shown; done by hand with hooks.
+    """
+    monkeypatch.syspath_prepend(EXPERIMENTS / "literature")
+    copying = import_module("feucht2025")
+    heads = [il.Head.from_index(index, 6) for index in range(48)]
+    study = SimpleNamespace(model=icl_mini, seed=0, run=lambda name: None, all_heads=lambda: heads)
+    word = copying.words_of_several_tokens(study)[0]
+    repeated = copying.shown_twice(study, [word], 1, "name").tokens
+    other = copying.shown_twice(study, [word], 1, "name", is_first_other=True).tokens
+    n_first = copying.N_BEFORE + len(word)
+    assert repeated[0, n_first:].tolist() == other[0, n_first:].tolist()
+    assert repeated[0, :n_first].tolist() == [*repeated[0, n_first:-1].tolist(), *word]
+    assert not set(other[0, :n_first].tolist()) & set(word)
+    gains = copying.copying_gains(study, "name", [word], 1)[0]
+    head = il.Head.from_index(int(gains.abs().argmax()), 6)
+    _, cache = icl_mini.run_with_cache(repeated)
+
+    def patched(z, hook):
+        z[:, -2, head.head] = cache[hook.name][:, -2, head.head]
+
+    hooks = [(f"blocks.{head.layer}.attn.hook_z", patched)]
+    before = icl_mini(other)[0, -1].softmax(-1)[word[1]]
+    after = icl_mini.run_with_hooks(other, fwd_hooks=hooks)[0, -1].softmax(-1)[word[1]]
+    assert float(gains[head]) == pytest.approx(float(after - before), rel=0.02)
 
 
 def test_every_claim_is_listed_with_its_source():

@@ -135,6 +135,23 @@ def test_lookup_does_without_demonstrations(planted):
         assert answers(model, unrelated).accuracy < 0.75
 
 
+@pytest.mark.slow
+def test_suppressors_lower_labels_that_are_shown_and_no_others(planted):
+    truth, model = planted("suppressor")
+    shown = il.tokenize(model, balanced(truth))
+    scores = {}
+    for name, labels in (("shown", ("foo", "bar")), ("not shown", ("baz", "qux"))):
+        tokens = model.tokenizer.convert_tokens_to_ids(list(labels))
+        edits = [[], [il.Ablate(truth.heads["suppressor"])]]
+        log_probs = il.score(
+            model, shown, edits, read=lambda rows, _, tokens=tokens: rows[:, tokens]
+        )
+        scores[name] = log_probs.mean((0, 2))
+    assert scores["not shown"][0] > -4  # of 22 labels
+    assert scores["shown"][0] < scores["not shown"][0] - 2
+    assert abs(scores["shown"][1] - scores["not shown"][1]) < 1
+
+
 @pytest.mark.parametrize(
     ("kind", "role"),
     [

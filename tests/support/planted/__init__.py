@@ -22,7 +22,9 @@ The other kinds have other heads, or none, in the places of these four:
 | last-label | 4, 5, 5, 6 | 4 | last-label | distance, to labels only | identity | output |
 | majority | 4, 5, 5, 6 | 4 | majority | nothing, to all labels | identity | output |
 | lookup | 3 | FFN | lookup | | moved category | output of the category's name |
-| all but untrained | 2, 4 | 2 | decoy | nothing, to all labels | being a label | output of all labels alike |
+| suppressor | 3 | FFN | | | being a colon | output of all labels alike |
+| suppressor | 4, 5, 5, 6 | 4 | suppressor | nothing, to all labels | identity | minus the output |
+| all but suppressor, untrained | 2, 4 | 2 | decoy | nothing, to all labels | being a label | output of all labels alike |
 | all | 0 to 7 | the rest | noise | anything | anything | anything, or a mixture of outputs |
 
 The index of a head in its layer is drawn from the seed. Decoys are planted on purpose: they raise

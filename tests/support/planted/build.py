@@ -59,21 +59,13 @@ def build(
         _write_head(
             blocks[site.head.layer].attn, site.head.head, circuits.head_weights(site, stream)
         )
-    if kind == "lookup":
-        ffn, (reads, bias, writes) = (
-            blocks[circuits.LOOKUP_LAYER].mlp,
-            circuits.lookup_neurons(stream),
-        )
-        neurons = slice(len(bias))
-        (
-            ffn.c_fc.weight.data[:, neurons],
-            ffn.c_fc.bias.data[neurons],
-            ffn.c_proj.weight.data[neurons],
-        ) = (
-            reads.T,
-            bias,
-            writes,
-        )
+    neurons = circuits.planted_neurons(kind, stream)
+    if neurons is not None:
+        ffn, (reads, biases, writes) = blocks[circuits.NEURON_LAYER].mlp, neurons
+        places = slice(len(biases))
+        ffn.c_fc.weight.data[:, places] = reads.T
+        ffn.c_fc.bias.data[places] = biases
+        ffn.c_proj.weight.data[places] = writes
     if kind == "untrained":
         for table in tables:
             norms = table.norm(dim=1, keepdim=True)

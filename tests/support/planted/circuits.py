@@ -13,11 +13,15 @@ from planted.heads import N_HEADS, NOISE_NORM, HeadWeights, look_back, match, pl
 from planted.stream import D_MODEL, EMBEDDED, FEATURE, TYPE, Directions, Stream
 from planted.vocabulary import CATEGORIES, LABELS
 
-Kind = Literal["two-tower", "compare-copy", "last-label", "majority", "lookup", "untrained"]
-Role = Literal["mover", "two-tower", "comparer", "copier", "last-label", "majority", "decoy"]
+Kind = Literal[
+    "two-tower", "compare-copy", "last-label", "majority", "lookup", "suppressor", "untrained"
+]
+Role = Literal[
+    "mover", "two-tower", "comparer", "copier", "last-label", "majority", "suppressor", "decoy"
+]
 
 N_LAYERS = 8
-MOVER_LAYER, LOOKUP_LAYER = 1, 3
+MOVER_LAYER, NEURON_LAYER = 1, 3
 ANSWER_LAYERS, ANSWER_NORMS = (4, 5, 5, 6), (2.0, 1.6, 1.3, 1.0)
 """Layers of the heads that write outputs, and the norms of what they write if they attend to one
 label only.
@@ -61,9 +65,10 @@ def draw_sites(kind: Kind, generator: torch.Generator) -> list[Site]:
     if kind == "compare-copy":
         sites.append(Site(answerers.pop(0), "comparer", FEATURE))
     role = "copier" if kind == "compare-copy" else kind
-    return sites + [
+    answer_sites = [
         Site(head, role, norm) for head, norm in zip(answerers, ANSWER_NORMS, strict=False)
     ]
+    return answer_sites if kind == "suppressor" else sites + answer_sites
 
 
 def scale_before(layer: int) -> float:
@@ -96,21 +101,33 @@ def head_weights(site: Site, stream: Stream) -> HeadWeights:
             stream.identity,
             stream.output,
         ),
+        "suppressor": (
+            [prefer(stream.label, EVEN_SCORE, TYPE * scale)],
+            stream.identity,
+            -stream.output,
+        ),
         "decoy": ([labels], stream.label, stream.output_all),
     }[site.role]
     size = TYPE if site.role == "decoy" else FEATURE
     return planted_head(terms, reads, writes, size=size * scale, norm=site.norm)
 
 
-def lookup_neurons(stream: Stream) -> tuple[Directions, Float[Tensor, " neuron"], Directions]:
-    """Return what neurons read, their biases and what they write: for each moved category the
-    output of its name.
+def planted_neurons(
+    kind: Kind, stream: Stream
+) -> tuple[Directions, Float[Tensor, " neuron"], Directions] | None:
+    """Return what planted neurons read, their biases and what they write; None if there are none.
+
+    In "lookup", they write for each moved category the output of its name; in "suppressor", at
+    colons, the output of all labels alike.
     """
     present, absent = 3.0, -1.0  # before the GELU, which maps them to 3 and −0.16
-    reads = stream.moved * (present - absent) / (FEATURE * scale_before(LOOKUP_LAYER))
-    names = [LABELS.index(name) for name in CATEGORIES]
-    return (
-        reads,
-        torch.full((len(names),), absent),
-        stream.output[names] * sum(ANSWER_NORMS) / present,
-    )
+    if kind == "lookup":
+        features, size = stream.moved, FEATURE
+        outputs = stream.output[[LABELS.index(name) for name in CATEGORIES]]
+    elif kind == "suppressor":
+        features, size, outputs = stream.colon, TYPE, stream.output_all
+    else:
+        return None
+    reads = features * (present - absent) / (size * scale_before(NEURON_LAYER))
+    biases = torch.full((len(features),), absent)
+    return reads, biases, outputs * sum(ANSWER_NORMS) / present
