@@ -5,24 +5,27 @@ what a counterfactual prompt has there (activation patching).
    Control donors have another text of the same class in its place, so that the answer stays.
 2. Every exchange is one `PatchSite`. A pass begins at the edited layer and at the first token that
    changes; roles that come before the first exchanged token are not run: nothing changes there.
-3. `Trace` (in `trace_result`) has the log-odds that the answer loses, by prompt.
+3. With `method="gradient"`, exchanges are estimated (`trace_estimates`), and only the first prompts
+   are exchanged.
+4. `Trace` (in `trace_result`) has the log-odds that the answer loses, by prompt.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from icl_lens.analyses.trace_estimates import estimated_losses
 from icl_lens.analyses.trace_result import Trace
 from icl_lens.edits.edit import Edit, Stage
 from icl_lens.edits.site_hooks import check_site, site_width
 from icl_lens.edits.site_positions import ROLE_NAMES, SitePositions, aligned_places, first_changes
 from icl_lens.edits.sites import SITES, PatchSite, Site
 from icl_lens.engine.score import score_sets
-from icl_lens.errors import InputError, check_choice, check_integers, short_repr
-from icl_lens.measures.effects import AnswerTokens
+from icl_lens.errors import InputError, check_at_least, check_choice, check_integers, short_repr
+from icl_lens.measures.effects import AnswerTokens, Method
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.identity import reads_only_earlier_tokens
 from icl_lens.models.memory import RESTART_BYTES
@@ -41,6 +44,10 @@ DONORS: tuple[Donors, ...] = get_args(Donors)
 ROLES: tuple[SitePositions, ...] = (*ROLE_NAMES, "last")
 N_LAYERS = 15
 """Layers that are exchanged by default, at most."""
+N_CHECKED = 8
+"""Prompts that are exchanged by default, at most, to check estimates."""
+Place = tuple[Site, SitePositions, int]
+"""A site, a role, and a layer."""
 
 
 def trace(
@@ -51,6 +58,8 @@ def trace(
     controls: PromptBatch | Sequence[Prompt | Text] | None = None,
     sites: Sequence[Site] = ("resid_pre",),
     layers: Sequence[int] | None = None,
+    method: Method = "exact",
+    n_checked: int = N_CHECKED,
     template: Template = DEFAULT_TEMPLATE,
     prepend_bos: bool | None = None,
     run: Run | None = None,
@@ -74,6 +83,11 @@ def trace(
 
     `sites` are those of `PatchSite`: "resid_pre", the residual stream before the layer, by default.
     `layers` are all layers or, in models with more than 15, about 15 that are evenly spaced.
+
+    `method="gradient"` estimates all losses from one backward pass a prompt (attribution patching):
+    −∇ · (donor − prompt), exact only where the log-odds are linear in what is exchanged. The first
+    `n_checked` prompts are exchanged, too, so that the result says how far its estimates are off.
+
     `template` and `prepend_bos` are those of `il.tokenize`, for prompts that are not tokenized, and
     `run` says how the prompts run (see `Run`).
 
@@ -102,36 +116,44 @@ def trace(
     checked_layers = _checked_layers(view, layers)
     roles = _roles(batch, donor)
     batches = {"donor": donor} if control is None else {"donor": donor, "control": control}
+    check_choice("method", method, ("exact", "gradient"))
+    check_at_least(0, n_checked=n_checked)
 
     places = list(product(checked_sites, roles, checked_layers))
 
     def compute(rows: list[int]) -> dict[str, Tensor | list[str]]:
         piece, piece_answers = batch[rows], answers.select(rows)
-        exchanges: list[tuple[str, int]] = []  # of each set of edits: the source, and the place
-        sets: list[list[Edit]] = [[]]
-        for kind, source in batches.items():
-            source_piece = source[rows]
-            for place, patch in _patches(view, piece, source_piece, places):
-                exchanges.append((kind, place))
-                sets.append([patch])
-        scores, _ = score_sets(view, piece, sets, piece_answers.log_odds)
-        log_odds = scores[:, :, 0].cpu()
-        lost = {kind: torch.zeros(len(rows), len(places)).to(log_odds) for kind in batches}
-        for number, (kind, place) in enumerate(exchanges, start=1):
-            lost[kind][:, place] = log_odds[:, 0] - log_odds[:, number]
-        of_donor, _ = score_sets(view, donor[rows], [[]], piece_answers.log_odds)
-        return {"log_odds": log_odds[:, 0], "donor_log_odds": of_donor[:, 0, 0], **lost}
+        sources = {kind: source[rows] for kind, source in batches.items()}
+        of_donor, _ = score_sets(view, sources["donor"], [[]], piece_answers.log_odds)
+        columns: dict[str, Tensor | list[str]] = {"donor_log_odds": of_donor[:, 0, 0]}
+        if method == "exact":
+            return columns | _exact(view, piece, sources, places, piece_answers)
+        columns |= _estimates(view, piece, sources, places, piece_answers)
+        checked = [number for number, row in enumerate(rows) if row < n_checked]
+        exact_lost = torch.full((len(rows), len(places)), torch.nan)
+        if checked:
+            of_checked = {"donor": sources["donor"][checked]}
+            checked_answers = piece_answers.select(checked)
+            lost = _exact(view, piece[checked], of_checked, places, checked_answers)["donor"]
+            exact_lost[checked] = lost.to(exact_lost)
+        return columns | {"exact_lost": exact_lost}
 
     options = {
         "sites": list(checked_sites),
         "layers": list(checked_layers),
         "donors": {kind: prompts_digest(source) for kind, source in batches.items()},
     }
-    plan = plan_in_order(batch, run, n_tokens=_tokens_at_once(view, batch, len(batches), places))
+    if method != "exact":
+        options |= {"method": method, "n_checked": n_checked}
+    n_recorded = len(batches) + (method == "gradient")
+    plan = plan_in_order(batch, run, n_tokens=_tokens_at_once(view, batch, n_recorded, places))
     with start(run, model, batch, "trace", options, plan=plan) as stream:
         columns = stream.map("exchanges", compute)
     shape = len(batch), len(checked_sites), len(roles), len(checked_layers)
     lost = {kind: columns[kind].astype(float).reshape(shape) for kind in batches}
+    exact_lost = None
+    if method == "gradient":
+        exact_lost = columns["exact_lost"][:n_checked].astype(float).reshape(-1, *shape[1:])
     answer_names = [str(prompt.answer) for prompt in batch.prompts]
     return Trace(
         model=view.name,
@@ -148,14 +170,61 @@ def trace(
         answers=tuple(answer_names),
         text=batch.texts[0],
         edits=active_edits(view),
+        method=method,
+        exact_lost=exact_lost,
     )
 
 
-def _tokens_at_once(
+def _exact(
     view: ModelView,
     batch: PromptBatch,
-    n_sources: int,
-    places: Sequence[tuple[Site, SitePositions, int]],
+    sources: Mapping[str, PromptBatch],
+    places: Sequence[Place],
+    answers: AnswerTokens,
+) -> dict[str, Tensor]:
+    """Return the log-odds of prompts, "log_odds", and by kind of source what each exchange costs
+    them [prompt place].
+    """
+    exchanges: list[tuple[str, int]] = []  # of each set of edits: the source, and the place
+    sets: list[list[Edit]] = [[]]
+    for kind, source in sources.items():
+        for place in _places_that_change(view, batch, source, places):
+            site, role, layer = places[place]
+            exchanges.append((kind, place))
+            sets.append([PatchSite(site, layer, source, positions=role)])
+    scores, _ = score_sets(view, batch, sets, answers.log_odds)
+    log_odds = scores[:, :, 0].cpu()
+    lost = {kind: torch.zeros(len(batch), len(places)).to(log_odds) for kind in sources}
+    for number, (kind, place) in enumerate(exchanges, start=1):
+        lost[kind][:, place] = log_odds[:, 0] - log_odds[:, number]
+    return {"log_odds": log_odds[:, 0], **lost}
+
+
+def _estimates(
+    view: ModelView,
+    batch: PromptBatch,
+    sources: Mapping[str, PromptBatch],
+    places: Sequence[Place],
+    answers: AnswerTokens,
+) -> dict[str, Tensor]:
+    """Return `_exact`, with first-order estimates of the costs."""
+    exchanges: list[tuple[int, Site, SitePositions, int]] = []
+    columns: dict[str, list[int]] = {}
+    for number, (kind, source) in enumerate(sources.items()):
+        columns[kind] = list(_places_that_change(view, batch, source, places))
+        exchanges += [(number, *places[place]) for place in columns[kind]]
+    log_odds, _ = score_sets(view, batch, [[]], answers.log_odds)
+    by_exchange = estimated_losses(view, batch, list(sources.values()), exchanges, answers).cpu()
+    lost, first = {}, 0
+    for kind, changing in columns.items():
+        lost[kind] = torch.zeros(len(batch), len(places))
+        lost[kind][:, changing] = by_exchange[:, first : first + len(changing)]
+        first += len(changing)
+    return {"log_odds": log_odds[:, 0, 0].cpu(), **lost}
+
+
+def _tokens_at_once(
+    view: ModelView, batch: PromptBatch, n_sources: int, places: Sequence[Place]
 ) -> int:
     """Return how many tokens of prompts are traced at a time: those that one pass can run, or of
     whose sources what is exchanged can be stored.
@@ -243,21 +312,16 @@ def _role_name(batch: PromptBatch, role: SitePositions) -> str:
     return f"{position} {batch.token_names[0][position]}"
 
 
-def _patches(
-    view: ModelView,
-    batch: PromptBatch,
-    source: PromptBatch,
-    places: Sequence[tuple[Site, SitePositions, int]],
-) -> Iterator[tuple[int, PatchSite]]:
-    """Yield the index of each place (site, role, layer) whose exchange may change something, with
-    its edit.
-    """
+def _places_that_change(
+    view: ModelView, batch: PromptBatch, source: PromptBatch, places: Sequence[Place]
+) -> Iterator[int]:
+    """Yield the index of each place whose exchange may change something."""
     may_change: dict[SitePositions, bool] = {}
-    for number, (site, role, layer) in enumerate(places):
+    for number, (_, role, _) in enumerate(places):
         if role not in may_change:
             may_change[role] = _may_change(view, batch, source, role)
         if may_change[role]:
-            yield number, PatchSite(site, layer, source, positions=role)
+            yield number
 
 
 def _may_change(

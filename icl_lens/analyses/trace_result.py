@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from icl_lens.intervals import MIN_CLUSTERS, Interval, mean_intervals
 from icl_lens.models.active_edits import edits_note
 from icl_lens.result.base import Result
-from icl_lens.result.number_format import interval_text, joined, signed, signed_ends
+from icl_lens.result.number_format import decimal, interval_text, joined, signed, signed_ends
 from icl_lens.result.tables import plural_prompts
 from icl_lens.result.view import Column, Section, View
 
@@ -24,6 +24,10 @@ SUBJECTS = {
 """What donors exchange."""
 MIN_SHARE = 0.1
 """Least share of what donors themselves cost that an exchange must cost to be said."""
+MIN_CORRELATION = 0.9
+"""Least correlation with exact losses at which estimates say where something is held."""
+MAX_ERROR = 0.5
+"""Largest error of such estimates, as a share of what donors themselves cost."""
 PLACES = {
     "texts": "in the texts of the demonstrations",
     "labels": "at the labels",
@@ -31,6 +35,51 @@ PLACES = {
     "separators": "at the separators",
     "last": "at the last position",
 }
+
+
+@dataclass(frozen=True)
+class EstimateError:
+    """How far estimates are from exact losses, as means over the same prompts."""
+
+    n_prompts: int
+    n_exchanges: int
+    """Sites, roles and layers at which an exchange may change something."""
+    correlation: float
+    """Pearson correlation over these; NaN for fewer than two, or equal losses."""
+    site: str
+    """With `role` and `layer`, where the difference is largest."""
+    role: str
+    layer: int
+    estimated: float
+    """The estimate there, nats."""
+    exact: float
+    """The loss there, nats."""
+
+    @property
+    def largest(self) -> float:
+        """The largest difference, nats."""
+        return abs(self.estimated - self.exact)
+
+    @classmethod
+    def from_frame(cls, losses: pd.DataFrame, n_prompts: int) -> "EstimateError":
+        """Return the error of a table with site, role, layer, estimated and exact."""
+        both = losses[["estimated", "exact"]].to_numpy(float)
+        (changing,) = (both != 0).any(1).nonzero()
+        correlation = float("nan")
+        if len(changing) > 1 and both[changing].std(0).min() > 0:
+            correlation = float(np.corrcoef(both[changing].T)[0, 1])
+        largest = int(np.abs(both[:, 0] - both[:, 1]).argmax())
+        (place,) = losses.iloc[[largest]].to_dict("records")
+        return cls(
+            n_prompts,
+            len(changing),
+            correlation,
+            place["site"],
+            place["role"],
+            place["layer"],
+            place["estimated"],
+            place["exact"],
+        )
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -70,19 +119,23 @@ class Trace(Result):
     """The first prompt."""
     edits: tuple[str, ...] = ()
     """What edited the model: edits of open `with` blocks, and hooks. Empty for the plain model."""
+    method: Literal["exact", "gradient"] = "exact"
+    """Whether losses are those of exchanges, or first-order estimates of them."""
+    exact_lost: Float[np.ndarray, "checked site role layer"] | None = None
+    """With estimates, what exchanges cost the first prompts; None for losses of exchanges."""
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per site, role and layer: means over prompts with 95% intervals, nats.
 
         Columns: site, role, layer, log_odds_lost, low, high; with a control also control, and the
-        difference from it, with difference_low and difference_high.
+        difference from it, with difference_low and difference_high. With estimates, of which all
+        these are, also estimated and exact: means over the prompts that were exchanged, too.
         """
-        index = pd.MultiIndex.from_product(
-            [self.sites, self.roles, self.layers], names=["site", "role", "layer"]
-        )
-        frame = index.to_frame(index=False)
+        frame = self._places.to_frame(index=False)
         mean, low, high = self._intervals(self.lost)
         frame = frame.assign(log_odds_lost=mean, low=low, high=high)
+        if self._n_checked:
+            frame = frame.assign(**self._checked_losses[["estimated", "exact"]])
         if self.control_lost is None:
             return frame
         difference, difference_low, difference_high = self._intervals(self._beyond_control)
@@ -92,6 +145,45 @@ class Trace(Result):
             difference_low=difference_low,
             difference_high=difference_high,
         )
+
+    @property
+    def _places(self) -> pd.MultiIndex:
+        return pd.MultiIndex.from_product(
+            [self.sites, self.roles, self.layers], names=["site", "role", "layer"]
+        )
+
+    @property
+    def _n_checked(self) -> int:
+        """Number of prompts with estimates that were exchanged, too."""
+        return 0 if self.exact_lost is None else len(self.exact_lost)
+
+    @property
+    def _checked_losses(self) -> pd.DataFrame:
+        """Site, role and layer with means over the prompts that were exchanged, too: estimated and
+        exact.
+        """
+        assert self.exact_lost is not None
+        estimated = self.lost[: self._n_checked].mean(0).flatten()
+        exact = self.exact_lost.mean(0).flatten()
+        return self._places.to_frame(index=False).assign(estimated=estimated, exact=exact)
+
+    @cached_property
+    def estimate_error(self) -> EstimateError | None:
+        """How far the estimates are off; None for exact losses, or if no prompt was exchanged."""
+        if not self._n_checked:
+            return None
+        return EstimateError.from_frame(self._checked_losses, self._n_checked)
+
+    @property
+    def _is_far_off(self) -> bool:
+        """Whether estimates are known to be too far from exact losses to say where something is
+        held.
+        """
+        error = self.estimate_error
+        if error is None:
+            return False
+        is_close = error.largest <= MAX_ERROR * abs(self.whole.value)
+        return not (error.correlation >= MIN_CORRELATION and is_close)
 
     @property
     def _beyond_control(self) -> Float[np.ndarray, "prompt site role layer"]:
@@ -109,24 +201,46 @@ class Trace(Result):
 
         There, the exchange costs more than the control (the interval of the difference is above
         zero), at least half of the largest such difference of the site, and at least `MIN_SHARE` of
-        what the donors themselves cost.
+        what the donors themselves cost. Estimates that are far off name no layers.
+        """
+        is_large, is_above = self._large_and_above
+        return self._layers_where(is_large & is_above)
+
+    @cached_property
+    def undecided(self) -> dict[tuple[str, str], tuple[int, ...]]:
+        """(site, role) -> the layers with differences as large as those of `carried`, whose
+        intervals include zero.
+        """
+        is_large, is_above = self._large_and_above
+        return self._layers_where(is_large & ~is_above)
+
+    @property
+    def _large_and_above(self) -> tuple[np.ndarray, np.ndarray]:
+        """Whether differences from the control are large, and whether their intervals are above
+        zero, [site role layer]; False everywhere if nothing can be said.
         """
         whole = self.whole
-        least = MIN_SHARE * whole.value
         shape = self.lost.shape[1:]
+        if not whole.low > 0 or self._is_far_off:
+            return np.zeros(shape, bool), np.zeros(shape, bool)
         difference, low, _ = (
             column.reshape(shape) for column in self._intervals(self._beyond_control)
         )
-        is_above = (low > 0) & (whole.low > 0)
-        carried = {}
+        is_above = low > 0
+        largest = difference.max(axis=(1, 2), where=is_above, initial=0.0)
+        least = np.maximum(MIN_SHARE * whole.value, largest / 2)
+        return difference >= least[:, None, None], is_above
+
+    def _layers_where(
+        self, is_named: Bool[np.ndarray, "site role layer"]
+    ) -> dict[tuple[str, str], tuple[int, ...]]:
+        """Return (site, role) -> the layers at which it is named."""
+        layers_at = {}
         for number, site in enumerate(self.sites):
-            largest = difference[number].max(where=is_above[number], initial=0.0)
-            is_large = difference[number] >= max(least, largest / 2)
             for role_number, role in enumerate(self.roles):
-                is_carried = is_above[number, role_number] & is_large[role_number]
-                (places,) = is_carried.nonzero()
-                carried[site, role] = tuple(self.layers[place] for place in places)
-        return carried
+                (places,) = is_named[number, role_number].nonzero()
+                layers_at[site, role] = tuple(self.layers[place] for place in places)
+        return layers_at
 
     @property
     def whole(self) -> Interval:
@@ -155,19 +269,65 @@ class Trace(Result):
                 f"there is nothing to trace (difference, nats: {self._donor_difference})."
             )
         compared = "zero" if self.control_lost is None else "the control"
-        clauses = []
-        for role in self.roles:
-            layers = self.carried[site, role]
-            if layers:
-                place = PLACES.get(role, f"at position {role}")
-                clauses.append(f"{place} {layers_in_words(layers, self.layers)}")
         subject = SUBJECTS.get(self.donors, "What your donors exchange")
-        if not clauses:
+        if self._is_far_off:
             return (
-                f"No exchange at {site} is shown to cost the answer much more than {compared}: "
+                "The estimates are too far from the exact losses to say where the model holds "
+                f"{_lower_first(subject)}: exchange all prompts (method='exact', --method exact)."
+            )
+        clauses = self._clauses(self.carried, site)
+        is_estimate = self.method == "gradient"
+        if not clauses:
+            known = "estimated" if is_estimate else "shown"
+            return (
+                f"No exchange at {site} is {known} to cost the answer much more than {compared}: "
                 f"where the model holds {_lower_first(subject)} is not found."
             )
+        if is_estimate:
+            subject = f"By estimate, {_lower_first(subject)}"
         return f"{subject} is {joined(clauses)} ({site})."
+
+    def _clauses(self, layers_at: dict[tuple[str, str], tuple[int, ...]], site: str) -> list[str]:
+        """Return the roles of a site that have layers, with these, in words."""
+        clauses = []
+        for role in self.roles:
+            layers = layers_at[site, role]
+            if layers:
+                clauses.append(f"{_place(role)} {layers_in_words(layers, self.layers)}")
+        return clauses
+
+    @property
+    def _undecided_sentences(self) -> tuple[str, ...]:
+        """Which layers the finding leaves out for want of prompts; nothing if there are none."""
+        site = self.sites[0]
+        clauses = self._clauses(self.undecided, site)
+        if not clauses or not self._clauses(self.carried, site):
+            return ()
+        return (
+            f"The difference is as large {joined(clauses)}, but its interval includes zero "
+            f"({site}); more prompts may decide.",
+        )
+
+    @property
+    def _estimate_sentences(self) -> tuple[str, ...]:
+        """How estimates were made and how far they are off; nothing for exact losses."""
+        if self.method == "exact":
+            return ()
+        made = "Losses are first-order estimates from gradients (attribution patching)"
+        error = self.estimate_error
+        if error is None:
+            return (f"{made}; no prompt was exchanged to check them.",)
+        correlation = decimal(error.correlation, 2)
+        return (
+            f"{made}. The first {plural_prompts(error.n_prompts)} were exchanged, too: over "
+            f"{error.n_exchanges} exchanges, estimates and exact losses have a correlation of "
+            f"{correlation}, and differ most {_place(error.role)} "
+            f"in layer {error.layer} ({error.site}): estimate {signed(error.estimated)}, exact "
+            f"{signed(error.exact)} nats.",
+            "Estimates say where something is held if the correlation is at least "
+            f"{MIN_CORRELATION} and no estimate is off by more than {MAX_ERROR:.0%} of what the "
+            "donors themselves cost.",
+        )
 
     def to_view(self) -> View:
         """Return the finding, and a table per site: the largest loss of each role, and the layers
@@ -176,6 +336,8 @@ class Trace(Result):
         compared = "zero" if self.control_lost is None else "the control"
         sentences = (
             self.finding,
+            *self._undecided_sentences,
+            *self._estimate_sentences,
             f"A layer is named if the exchange there costs more than {compared} (the interval of "
             "the difference is above zero), at least half of the largest such difference of the "
             f"site, and {MIN_SHARE:.0%} of what the donors themselves cost.",
@@ -189,13 +351,41 @@ class Trace(Result):
         for number, site in enumerate(self.sites):
             of_site = frame.query("site == @site")
             sections.append(self._section(site, of_site, figure="map" if number == 0 else ""))
+        if self.estimate_error is not None:
+            sections.append(self._check_section())
         title = f"Trace of {self.donors} over {plural_prompts(len(self.queries))}"
         return View(title, sentences, tuple(sections), about=f"trace · {self.model}")
+
+    def _check_section(self) -> Section:
+        """Return the estimates of each site and role beside exact losses."""
+        losses = self._checked_losses
+        rows = []
+        for site in self.sites:
+            for role in self.roles:
+                of_role = losses.query("site == @site and role == @role")
+                error = EstimateError.from_frame(of_role, self._n_checked)
+                correlation = decimal(error.correlation, 2)
+                rows.append((site, role, correlation, error.estimated, error.exact, error.layer))
+        columns = (
+            Column("site", is_number=False),
+            Column("role", is_number=False),
+            Column("correlation over layers"),
+            Column("estimate, nats"),
+            Column("exact, nats"),
+            Column("in layer"),
+        )
+        return Section(
+            "Estimates beside exact losses",
+            "How far the estimates are off, in the prompts that were exchanged, too.",
+            columns,
+            tuple(rows),
+            notes=("Estimate and exact loss are those of the layer in which they differ most.",),
+        )
 
     def _section(self, site: str, frame: pd.DataFrame, *, figure: str) -> Section:
         columns = [
             Column("role", is_number=False),
-            Column("largest loss, nats"),
+            Column("largest loss, nats" if self.method == "exact" else "largest estimate, nats"),
             Column("95%", is_number=False),
             Column("in layer"),
         ]
@@ -243,6 +433,11 @@ def layers_in_words(carried: Sequence[int], measured: Sequence[int]) -> str:
         for stretch in stretches
     ]
     return f"in layer{'s' * (len(carried) > 1)} {joined(names)}"
+
+
+def _place(role: str) -> str:
+    """Return where a role is, in words."""
+    return PLACES.get(role, f"at position {role}")
 
 
 def _lower_first(text: str) -> str:

@@ -41,6 +41,21 @@ class TraceOptions:
     layers: Annotated[
         str | None, Option(help="Layers, e.g. 0,5,10.", show_default="up to 15, evenly spaced")
     ] = None
+    method: Annotated[
+        Literal["exact", "gradient"], Option(help="Exchange, or estimate what exchanges cost.")
+    ] = "exact"
+    checked: Annotated[
+        int | None,
+        Option(min=0, help="Prompts exchanged to check estimates.", show_default="8"),
+    ] = None
+
+    def check(self) -> None:
+        """Raise InputError for options that have no effect."""
+        if self.checked is not None and self.method == "exact":
+            raise InputError(
+                "--checked has no effect with --method exact, which exchanges all prompts; add "
+                "--method gradient"
+            )
 
     @property
     def site_names(self) -> list[Any]:
@@ -77,11 +92,13 @@ def trace(
     exchanged texts or labels, has there. Prompts with other texts of the same class are the
     control.
     """
+    from icl_lens.analyses.trace import N_CHECKED
     from icl_lens.analyses.trace import trace as trace_prompts
     from icl_lens.report.views import page as page_of
     from icl_lens.runs.run import Run
 
     output.check()
+    traced.check()
     console = PlainConsole()
     loaded, batch = task.start(console, model, tokens, n=task.n, seed=seed)
     behavior = task.print_behavior(console, loaded, tokens, n=task.n, seed=seed)
@@ -92,6 +109,8 @@ def trace(
             traced.donors,
             sites=traced.site_names,
             layers=traced.layer_numbers,
+            method=traced.method,
+            n_checked=N_CHECKED if traced.checked is None else traced.checked,
             run=Run(output_folder.out, progress=report),
         )
     command = shlex.join(["icl-lens", *sys.argv[1:]])

@@ -20,7 +20,12 @@ from torch import Tensor
 from icl_lens.activations.passes import last_logits
 from icl_lens.edits.ablate import Mode, Reference
 from icl_lens.edits.edit import Edit, Places, Stage
-from icl_lens.edits.reference import drawn_prompts, finite_means, reference_batches
+from icl_lens.edits.reference import (
+    drawn_prompts,
+    finite_means,
+    reference_batches,
+    warn_of_same_pairs,
+)
 from icl_lens.edits.site_hooks import check_site, recording_site, site_width, within_columns
 from icl_lens.edits.site_positions import (
     SitePlaces,
@@ -215,9 +220,10 @@ class AblateSite(SiteEdit):
 
     `mode="mean"` takes the mean over the tokens of the `reference` prompts at the same positions,
     and "resample" what one reference prompt, drawn for each prompt by its tokens and `seed` (never
-    the same prompt), has there, as `PatchSite` does. With `directions` (orthonormal columns), only
-    the component in their span is replaced. Roles, listed positions and "resample" need the prompts
-    that are run.
+    the same prompt), has there, as `PatchSite` does. As with `Ablate`, pass several batches for a
+    mean over several tasks: the mean over one task of pairs keeps the task (`SamePairsWarning`).
+    With `directions` (orthonormal columns), only the component in their span is replaced. Roles,
+    listed positions and "resample" need the prompts that are run.
 
     Raise InputError for unknown sites, layers, neurons or positions, for "resid_mid" in models
     whose attention and FFN read the same input, for neurons of a mixture of experts, and for
@@ -289,7 +295,9 @@ def _with_ablated_values(
     view: ModelView, batch: PromptBatch | None, ablations: Sequence[AblateSite]
 ) -> Sequence[SiteEdit]:
     """Return ablations of one mode and reference with what they write, from one run of it."""
-    mode = ablations[0].mode
+    mode, references = ablations[0].mode, ablations[0]._references
+    if batch is not None and references:
+        warn_of_same_pairs(batch, references, stacklevel=4)
     if mode == "resample":
         assert batch is not None
         return _with_resampled_values(view, batch, ablations)
@@ -341,7 +349,8 @@ def _with_means(view: ModelView, ablations: Sequence[AblateSite]) -> list[Ablate
             places = places_of(reference, positions)
             n_tokens[number] += len(places.prompt)
             readings.append(SiteReading(site, layers, places))
-        read_sites(view, reference, readings, add)
+        with edits_disabled(view):
+            read_sites(view, reference, readings, add)
     means: dict[SitePlace, dict[int, Tensor]] = {}
     for place, by_layer, n in zip(layers_at, sums, n_tokens, strict=True):
         means[place] = finite_means({layer: total / n for layer, total in by_layer.items()})
@@ -445,7 +454,9 @@ def _with_values(
             places_at[positions] = places
             firsts_at[positions] = first_changes(batch, source, places)
         readings.append(SiteReading(site, layers, places_at[positions]))
-    recorded = dict(zip(layers_at, record_sites(view, source, readings), strict=True))
+    with edits_disabled(view):
+        values_at = record_sites(view, source, readings)
+    recorded = dict(zip(layers_at, values_at, strict=True))
     with_values = []
     for edit in edits:
         values = {layer: recorded[edit._place][layer] for layer in edit._layers}
@@ -473,7 +484,7 @@ class SiteReading:
 def record_sites(
     view: ModelView, source: PromptBatch, readings: Sequence[SiteReading]
 ) -> list[dict[int, Float[Tensor, "n width"]]]:
-    """Run prompts without edits and return, for each reading, layer -> its values at places."""
+    """Run prompts and return, for each reading, layer -> its values at places."""
     recorded: list[dict[int, Tensor]] = [{} for _ in readings]
 
     def keep(number: int, layer: int, entries: Tensor, values: Tensor) -> None:
@@ -492,8 +503,8 @@ def read_sites(
     readings: Sequence[SiteReading],
     read: Callable[[int, int, Int[Tensor, " entry"], Float[Tensor, "entry width"]], None],
 ) -> None:
-    """Run prompts without edits, a few at a time, and call `read` with the number of each reading,
-    the layer, the entries of its places that were run, and the values there.
+    """Run prompts, a few at a time, and call `read` with the number of each reading, the layer, the
+    entries of its places that were run, and the values there.
     """
     check_vocabulary(view.model, source, "source")
 
@@ -513,5 +524,4 @@ def read_sites(
             for layer in reading.layers:
                 reader = partial(read_at, number, layer, entries, at)
                 hooks += recording_site(view, layer, reading.site, reader)
-        with edits_disabled(view):
-            last_logits(view.model, source[piece_rows.tolist()], hooks)
+        last_logits(view.model, source[piece_rows.tolist()], hooks)

@@ -8,5 +8,5 @@
    attention reach the model through `hook_z`, because some families ignore edits of the pattern.
    `prompt_cache` makes the caches that passes over later tokens continue.
 3. `donor_passes` records what heads have on donor prompts; `gradients` computes gradients with
-   respect to heads' z.
+   respect to heads' z and to sites.
 """

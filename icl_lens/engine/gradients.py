@@ -1,4 +1,5 @@
-"""Compute gradients with respect to every head's z: one forward, and one backward pass per score.
+"""Compute gradients with respect to every head's z, or what is at sites of layers: one forward, and
+one backward pass per score.
 
 The graph of a whole pass takes gigabytes for a long prompt. So each block keeps its input only, and
 runs again when the backward pass reaches it (gradient checkpointing: Chen et al., arXiv
@@ -16,7 +17,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from icl_lens.activations.passes import check_finite
+from icl_lens.edits.edit import Stage
 from icl_lens.edits.pattern import LayerValues
+from icl_lens.edits.site_hooks import HOOKS
 from icl_lens.models.inference import log_probs_of, replace_forwards
 from icl_lens.models.memory import GRAPH_BYTES, release_freed_memory
 from icl_lens.models.view import ModelView
@@ -80,22 +83,11 @@ def z_gradients(
 
         return hook_fn
 
-    def only_last(x: Tensor, hook: Any) -> Tensor:
-        return x[torch.arange(len(x), device=x.device), last.to(x.device), None]
-
     z_hooks = [(view.hook(layer, "attn.hook_z"), keep(layer)) for layer in range(view.n_layers)]
-    z_hooks.append((view.last_logits_hook, only_last))
-    with (
-        view.inference_pass() as kwargs,
-        _frozen_weights(view),
-        view.model.hooks(fwd_hooks=[*z_hooks, *hooks]),
-        _blocks_run_again(view, is_on=runs_blocks_again),
-    ):
-        # Clones, because inference tensors cannot be saved for backward.
-        tokens, mask, last = (x.clone() for x in (batch.tokens, batch.attention_mask, batch.last))
-        logits = view.model(tokens, attention_mask=mask, return_type="logits", **kwargs)[:, 0]
-        check_finite(logits)
-        totals = scores(log_probs_of(logits)).sum(0)
+    with _log_probs_with_graph(
+        view, batch, [*z_hooks, *hooks], runs_blocks_again=runs_blocks_again
+    ) as log_probs:
+        totals = scores(log_probs).sum(0)
         for number, total in enumerate(totals):
             by_score.append({})
             torch.autograd.grad(total, leaf[0], retain_graph=number + 1 < len(totals))
@@ -103,6 +95,84 @@ def z_gradients(
     for by_layer in by_score:
         readings.append([by_layer[layer] for layer in range(view.n_layers)])
     return readings
+
+
+def site_gradients(
+    view: ModelView,
+    batch: PromptBatch,
+    score: Callable[[Float[Tensor, "batch d_vocab"]], Float[Tensor, " batch"]],
+    sites: Iterable[tuple[Stage, int]],
+    read: Callable[[Stage, int, Float[Tensor, "batch pos width"]], None],
+) -> None:
+    """Call `read` with each site, layer and gradient of `score` there, in one backward pass.
+
+    `score` is that of `z_gradients`. The stream between attention and FFN is its layer's input plus
+    attention's output, so that its gradient is that of attention's output.
+    """
+    leaves: list[Tensor] = []  # where the graph begins
+    begun: set[tuple[Stage, int]] = set()  # sites that have run
+    asked_at: dict[tuple[Stage, int], list[Stage]] = {}
+    for site, layer in sites:
+        hooked = Stage.attn_out if site == Stage.resid_mid else site
+        asked_at.setdefault((hooked, layer), []).append(site)
+
+    def take(asked: Sequence[Stage], layer: int, gradient: Tensor) -> None:
+        release_freed_memory()
+        with torch.no_grad():
+            for site in asked:
+                read(site, layer, gradient)
+
+    def mark(place: tuple[Stage, int], asked: Sequence[Stage]) -> Any:
+        def hook_fn(x: Tensor, hook: Any) -> Tensor:
+            is_first_run = place not in begun
+            begun.add(place)
+            if not x.requires_grad:
+                x = x.detach().requires_grad_(True)
+                if is_first_run:
+                    leaves.append(x)
+            x = x.clone()  # some families add to the stream in place
+            if is_first_run:
+                x.register_hook(partial(take, asked, place[1]))
+            return x
+
+        return hook_fn
+
+    hooks = []
+    for (site, layer), asked in asked_at.items():
+        hooks.append((view.hook(layer, HOOKS[site]), mark((site, layer), asked)))
+    runs_blocks_again = not view.has_hooks
+    with _log_probs_with_graph(
+        view, batch, hooks, runs_blocks_again=runs_blocks_again
+    ) as log_probs:
+        torch.autograd.grad(score(log_probs).sum(), leaves)
+
+
+@contextmanager
+def _log_probs_with_graph(
+    view: ModelView,
+    batch: PromptBatch,
+    hooks: Iterable[tuple[str, Callable[..., Any]]],
+    *,
+    runs_blocks_again: bool,
+) -> Iterator[Float[Tensor, "batch d_vocab"]]:
+    """Run a pass with hooks and give log-probabilities after each prompt, to differentiate in the
+    block.
+    """
+
+    def only_last(x: Tensor, hook: Any) -> Tensor:
+        return x[torch.arange(len(x), device=x.device), last.to(x.device), None]
+
+    with (
+        view.inference_pass() as kwargs,
+        _frozen_weights(view),
+        view.model.hooks(fwd_hooks=[*hooks, (view.last_logits_hook, only_last)]),
+        _blocks_run_again(view, is_on=runs_blocks_again),
+    ):
+        # Clones, because inference tensors cannot be saved for backward.
+        tokens, mask, last = (x.clone() for x in (batch.tokens, batch.attention_mask, batch.last))
+        logits = view.model(tokens, attention_mask=mask, return_type="logits", **kwargs)[:, 0]
+        check_finite(logits)
+        yield log_probs_of(logits)
 
 
 def _forget(recorded: Sequence[LayerValues], layer: int) -> None:

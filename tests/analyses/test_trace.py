@@ -89,6 +89,138 @@ def test_a_large_difference_with_a_wide_interval_hides_no_smaller_one():
     assert traced.finding == "The query's class is in the query text in layer 0 (resid_pre)."
 
 
+ZEROS, QUERY, LAST = [0.0] * 4, [4.0, 4.0, 1.0, 0.0], [0.0, 0.0, 3.0, 4.0]
+
+
+def estimates(exact, n_checked=4, **fields):
+    """Return estimates of six prompts, of which some were exchanged and lost `exact`."""
+    lost = [ZEROS, ZEROS, QUERY, ZEROS, LAST]
+    exact_lost = np.repeat(np.array(exact)[None, None], n_checked, axis=0)
+    return made_up(lost, method="gradient", exact_lost=exact_lost if n_checked else None, **fields)
+
+
+def test_estimates_that_are_close_say_where_and_how_far_they_are_off():
+    exact = [ZEROS, ZEROS, [4.5, 4.2, 1.0, 0.0], ZEROS, [0.0, 0.0, 3.0, 3.0]]
+    traced = estimates(exact)
+    assert traced.finding == (
+        "By estimate, the query's class is in the query text in layers 0–2 and at the last position "
+        "in layers 4–6 (resid_pre)."
+    )
+    error = traced.estimate_error
+    assert (error.n_prompts, error.role, error.layer) == (4, "last", 6)
+    assert error.largest == pytest.approx(1.0, abs=0.05)
+    means = traced.lost[:4].mean(0).flatten()
+    assert error.correlation == pytest.approx(np.corrcoef(means, np.ravel(exact))[0, 1])
+    words = str(traced)
+    assert "The first 4 prompts were exchanged, too: over 20 exchanges" in words
+    assert "differ most at the last position in layer 6 (resid_pre): estimate +4.0" in words
+    frame = traced.to_frame().set_index(["role", "layer"])
+    assert frame.loc[("last", 6), "exact"] == 3
+    assert frame.loc[("last", 6), "estimated"] == pytest.approx(means[-1])
+    (row,) = (row for row in traced.to_view().sections[-1].rows if row[1] == "last")
+    assert row[4:] == (3.0, 6)
+
+
+@pytest.mark.parametrize(
+    "exact",
+    [
+        [ZEROS, QUERY, ZEROS, ZEROS, LAST],  # elsewhere
+        [ZEROS, ZEROS, [6.5, 4.0, 1.0, 0.0], ZEROS, LAST],  # 2.5 off, of 4 that donors cost
+        [ZEROS, ZEROS, [2.1, 2.1, 1.9, 1.9], ZEROS, [1.9, 1.9, 2.1, 2.1]],  # weakly correlated
+        np.zeros((5, 4)),  # no correlation
+    ],
+)
+def test_estimates_that_are_far_off_say_nothing_about_places(exact):
+    traced = estimates(exact)
+    assert traced.finding.startswith(
+        "The estimates are too far from the exact losses to say where the model holds the query's "
+    )
+    assert not any(traced.carried.values())
+
+
+def test_estimates_without_a_check_say_so():
+    traced = estimates(ZEROS, n_checked=0)
+    assert "no prompt was exchanged to check them" in str(traced)
+    assert traced.finding.startswith("By estimate, the query's class is in the query text")
+    assert "exact" not in traced.to_frame()
+    nothing = made_up(np.zeros((5, 4)), method="gradient")
+    assert nothing.finding.startswith("No exchange at resid_pre is estimated to cost")
+
+
+def test_estimates_are_slopes_also_under_edits_that_are_active(ioi_like):
+    """The donor is run without them, and the prompt with them."""
+    model, texts, donors = ioi_like
+    options = {"sites": ["resid_mid"], "layers": [1], "method": "gradient"}
+    edit = il.AblateSite("mlp_out", 0)
+    with il.edited(model, edit):
+        traced = il.trace(model, texts, donors, n_checked=2, **options)
+        exact = il.trace(model, texts, donors, sites=["resid_mid"], layers=[1])
+    np.testing.assert_allclose(traced.exact_lost, exact.lost[:2], atol=1e-5)
+    batch, source = il.tokenize(model, texts), il.tokenize(model, donors)
+    answers, rivals = (model.tokenizer.convert_tokens_to_ids(word) for word in ("foo", "bar"))
+    place, step = (slice(None), 2), 0.02
+
+    def stream(tokens):
+        seen = []
+        hooks = [
+            ("blocks.1.hook_resid_pre", lambda x, hook: seen.append(x[place].clone())),
+            ("blocks.1.hook_attn_out", lambda x, hook: seen.append(x[place].clone())),
+        ]
+        with model.hooks(fwd_hooks=hooks):
+            model(tokens)
+        return seen[0] + seen[1]
+
+    donated = stream(source.tokens)
+    with il.edited(model, edit):
+        change = donated - stream(batch.tokens)
+        log_odds = []
+        for times in (-step, step):
+
+            def moved(x, hook, times=times):
+                x = x.clone()
+                x[place] += times * change
+                return x
+
+            with model.hooks(fwd_hooks=[("blocks.1.hook_attn_out", moved)]):
+                logits = model(batch.tokens)[:, -1]
+            log_odds.append(logits[:, answers] - logits[:, rivals])
+    slopes = (log_odds[1] - log_odds[0]) / (2 * step)
+    assert slopes.abs().min() > 1e-3
+    np.testing.assert_allclose(traced.lost[:, 0, 2, 0], -slopes, rtol=0.02, atol=2e-4)
+
+
+@pytest.mark.slow
+def test_a_run_in_pieces_checks_the_same_prompts(ioi_like, tmp_path):
+    model, texts, donors = ioi_like
+    options = {"layers": [0, 2], "method": "gradient", "n_checked": 3}
+    whole = il.trace(model, texts, donors, **options)
+    assert whole.exact_lost.shape == (3, 1, 5, 2)
+    assert np.isfinite(whole.exact_lost).all()
+    pieces = il.trace(model, texts, donors, run=il.Run(tmp_path, memory=1), **options)
+    np.testing.assert_allclose(pieces.exact_lost, whole.exact_lost, atol=1e-5)
+    np.testing.assert_allclose(pieces.lost, whole.lost, atol=1e-5)
+    stored = tmp_path / "trace.json"
+    whole.save(stored)
+    assert il.results.load(stored).finding == whole.finding
+
+
+def test_as_large_differences_whose_intervals_include_zero_are_said():
+    """Instead of leaving out some layers of a stretch without a word."""
+    lost = [ZEROS, ZEROS, [4.0, 4.0, 4.0, 0.0], ZEROS, LAST]
+    certain = made_up(lost)
+    assert not any(certain.undecided.values())
+    assert "includes zero" not in str(certain)
+    spread = certain.lost.copy()
+    spread[:, 0, 2, 1] = [14.0, 14.0, -4.0, 14.0, -7.0, -7.0]
+    traced = replace(certain, lost=spread)
+    assert "in the query text in layers 0 and 4" in traced.finding
+    assert traced.undecided["resid_pre", "query"] == (2,)
+    assert (
+        "The difference is as large in the query text in layer 2, but its interval includes zero "
+        "(resid_pre); more prompts may decide." in str(traced)
+    )
+
+
 @pytest.mark.parametrize(
     ("carried", "words"),
     [
@@ -166,6 +298,10 @@ def test_wrong_donors_are_refused(no_type_checks, ioi_like, load_tiny):
             il.trace(model, *arguments)
     with pytest.raises(il.InputError, match="sites must be a list"):
         il.trace(model, texts, donors, sites="resid_pre")
+    with pytest.raises(il.InputError, match="method must be one of 'exact', 'gradient'"):
+        il.trace(model, texts, donors, method="slope")
+    with pytest.raises(il.InputError, match="n_checked must be"):
+        il.trace(model, texts, donors, n_checked=-1)
 
 
 @pytest.mark.slow
@@ -175,4 +311,8 @@ def test_the_command_prints_the_map_and_writes_a_page(tmp_path):
     outcome = CliRunner().invoke(app, [*arguments, "--donors", "labels", "--html", str(page)])
     assert outcome.exit_code == 0, outcome.output
     assert "Exchanged at resid_pre" in outcome.output
+    estimated = CliRunner().invoke(app, [*arguments, "--method", "gradient", "--checked", "5"])
+    assert "The first 5 prompts were exchanged, too" in " ".join(estimated.output.split())
+    refused = CliRunner().invoke(app, [*arguments, "--checked", "5"])
+    assert "--checked has no effect with --method exact" in str(refused.exception)
     assert "<svg" in page.read_text() or "<img" in page.read_text()

@@ -3,6 +3,8 @@
 `tests/sweep` compares every site at every kind of positions with plain Hugging Face code.
 """
 
+import warnings
+
 import pytest
 import torch
 from passes import watched
@@ -10,6 +12,7 @@ from shared import ragged
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.edits.reference import SamePairsWarning
 from icl_lens.edits.sites import SITES
 from icl_lens.engine import restart
 
@@ -171,6 +174,88 @@ def test_resampled_values_are_those_of_another_prompt(load_tiny):
     patch = il.PatchSite("mlp_out", 1, source[[0]], positions="texts")
     ours, theirs = il.score(model, batch[[0]], [[drawn], [patch]]).unbind(1)
     assert_close(ours, theirs)
+
+
+TASKS = (
+    ("love : foo like : bar one :", "the nine : foo a cat : bar two dog :"),
+    ("red : blue one : two cat :",),
+)
+"""Reference prompts of two tasks."""
+
+
+@pytest.mark.parametrize("positions", ["all", "last", "labels"])
+@pytest.mark.parametrize("site", ["resid_pre", "mlp_out"])
+def test_a_mean_over_several_tasks_is_that_over_all_their_tokens(load_tiny, site, positions):
+    """The reference runs every prompt alone."""
+    model = load_tiny("gpt2")
+    batch, _ = pair(model)
+    hook = f"blocks.1.hook_{site}"
+    values = []
+    for text in (text for task in TASKS for text in task):
+        ids = il.tokenize(model, il.Prompt.parse(text), prepend_bos=False).tokens
+        seen = []
+        with model.hooks(fwd_hooks=[(hook, lambda x, hook, seen=seen: seen.append(x[0]))]):
+            model(ids)
+        places = label_places(text) if positions == "labels" else [-1]
+        values.append(seen[0] if positions == "all" else seen[0][places])
+    mean = torch.cat(values).mean(0)
+    references = []
+    for task in TASKS:
+        prompts = [il.Prompt.parse(text) for text in task]
+        references.append(il.tokenize(model, prompts, prepend_bos=False))
+    ablation = il.AblateSite(site, 1, mode="mean", reference=references, positions=positions)
+    ours = il.score(model, batch, [[ablation]])[:, 0]
+    for row, n_tokens in enumerate((batch.last + 1).tolist()):
+        text = batch.texts[row]
+        places_at = {"all": range(n_tokens), "last": [n_tokens - 1], "labels": label_places(text)}
+        places = list(places_at[positions])
+
+        def write(x, hook, places=places):
+            x = x.clone()
+            x[:, places] = mean
+            return x
+
+        with model.hooks(fwd_hooks=[(hook, write)]):
+            assert_close(ours[row], il.score(model, batch[[row]])[0])
+    assert (ours - il.score(model, batch)).abs().max() > 1e-3
+    alone = [
+        il.AblateSite(site, 1, mode="mean", reference=reference, positions=positions)
+        for reference in references
+    ]
+    scores_of_tasks = il.score(model, batch, [[edit] for edit in alone])
+    assert (scores_of_tasks - ours[:, None]).abs().amax((0, 2)).min() > 1e-4
+
+
+def label_places(text):
+    """Return where labels are in a prompt of one token a word."""
+    words = text.split()
+    return [place + 1 for place, word in enumerate(words[:-1]) if word == ":"]
+
+
+@pytest.mark.parametrize("mode", ["mean", "resample"])
+def test_prompts_of_the_same_pairs_in_place_of_a_site_are_warned_of(load_tiny, mode):
+    """They keep what the site holds for the task."""
+    model = load_tiny("gpt2")
+    pairs = (
+        "one : two red : blue cat :",
+        "red : blue cat : dog one :",
+        "cat : dog one : two red :",
+    )
+    batch, reference = (
+        il.tokenize(model, [il.Prompt.parse(pairs[i]) for i in rows]) for rows in ((0, 1), (2, 0))
+    )
+    other = il.tokenize(model, il.Prompt.parse(TASKS[0][0]))
+
+    def ablate(reference):
+        edit = il.AblateSite("mlp_out", 1, mode=mode, reference=reference, positions="labels")
+        il.score(model, batch, [[edit]], read=lambda log_probs, prompt: log_probs[:, 0])
+
+    with pytest.warns(SamePairsWarning, match="pass several batches, one for each"):
+        ablate(reference)
+    if mode == "mean":
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", SamePairsWarning)
+            ablate([reference, other])
 
 
 REFUSED = {

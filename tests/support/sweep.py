@@ -393,11 +393,15 @@ def _patched_sets(case: Case) -> dict[str, Tensor]:
     }
 
 
-def _traced(case: Case, **options: Any) -> Tensor:
-    """Return the log-odds lost [prompt site role layer] with prompts of other lengths."""
-    sites = ("resid_pre", "attn_out")
-    traced = il.trace(case.model, case.batch, case.stretched, sites=sites, layers=[0, 2], **options)
-    return torch.from_numpy(traced.lost)
+def _traced(case: Case, **options: Any) -> dict[str, Tensor]:
+    """Return the log-odds lost [prompt site role layer] with prompts of other lengths, and their
+    estimates.
+    """
+    options |= {"sites": ("resid_pre", "attn_out"), "layers": [0, 2]}
+    exact = il.trace(case.model, case.batch, case.stretched, **options)
+    options |= {"method": "gradient", "n_checked": 0}
+    estimates = il.trace(case.model, case.batch, case.stretched, **options)
+    return {"exact": torch.from_numpy(exact.lost), "gradient": torch.from_numpy(estimates.lost)}
 
 
 def _patched_sites(case: Case) -> Tensor:

@@ -1463,20 +1463,22 @@ def vector_added(c: Both) -> None:
 @checks("AblateSite", "PatchSite")
 def sites(c: Both) -> None:
     """Every site at every kind of positions: another prompt's values in one layer and zeros in the
-    next or, at all positions, zeros and means.
+    next or, at all positions, zeros and means over two batches.
     """
     placed = {
         role: [c.places(row, role) for row in range(len(c.ids))] for role in SITE_ROLES.values()
     }
     values = values_at_sites(c.hf, trimmed(c.stretched))
+    references = [c.stretched, c.other]
+    reference_values = [*values, *values_at_sites(c.hf, trimmed(c.other))]
     sets, theirs = [], []
     for site, (positions, role) in product(sites_of(c.hf), SITE_ROLES.items()):
         where = reference_site(site)
         if role == "all":
-            mean = torch.cat([seen[where, 2] for seen in values]).mean(0)
+            mean = torch.cat([seen[where, 2] for seen in reference_values]).mean(0)
             edits = [
                 il.AblateSite(site, 1),
-                il.AblateSite(site, 2, mode="mean", reference=c.stretched),
+                il.AblateSite(site, 2, mode="mean", reference=references),
             ]
             edit_of_row = partial(zeroed_then_mean, where, mean)
         else:
@@ -1522,6 +1524,40 @@ def traced(c: Both) -> None:
 
         lost = intact - c.scored(c.log_probs(exchanged))["log_odds"]
         assert_close(ours.lost[:, site_number, role_number, layer_number], lost, scale=8.0)
+
+
+@checks("trace")
+def trace_estimated(c: Both) -> None:
+    """Slopes of the log-odds along each exchange, from autograd on the plain model; the exact losses
+    beside them are those of `traced`.
+    """
+    sites = sites_of(c.hf)
+    options = {"sites": sites, "layers": [1]}
+    ours = il.trace(c.model, c.batch, c.stretched, method="gradient", n_checked=1, **options)
+    assert_close(ours.exact_lost, il.trace(c.model, c.batch, c.stretched, **options).lost[:1])
+    values = values_at_sites(c.hf, trimmed(c.stretched))
+    for row, ids in enumerate(c.ids):
+        theirs = torch.zeros(len(sites), len(ours.roles))
+        for site_number, role_number in product(range(len(sites)), range(len(ours.roles))):
+            where, places = (
+                reference_site(sites[site_number]),
+                c.places(row, SITE_ROLES[ours.roles[role_number]]),
+            )
+            donated = values[row][where, 1][[place + 1 for place in places]]
+            step = torch.zeros((), dtype=donated.dtype, requires_grad=True)
+
+            def moved(x: Tensor, donated: Tensor = donated, step: Tensor = step) -> Tensor:
+                return x + step * (donated - x).detach()
+
+            edit = writing(where, 1, places, moved)
+            log_probs = reference_passes.run(c.hf, ids, edit, grad=True).log_probs
+            (rival,) = c.rivals(row)
+            log_odds = log_probs[c.targets[row]] - log_probs[rival]
+            if log_odds.requires_grad:
+                (slope,) = torch.autograd.grad(log_odds, step)
+                theirs[site_number, role_number] = -slope
+        assert theirs.abs().max() > 1e-3
+        assert_close(ours.lost[row, :, :, 0], theirs, scale=8.0)
 
 
 def zeroed_then_mean(site: str, mean: Tensor, row: int) -> Edit:
@@ -1650,7 +1686,7 @@ queries and keys.
 """
 READ_NORMS = {"last_query", "label_similarity", "metric", "score_parts"}
 """Checks in which norms of queries and keys matter most."""
-LONG = {"edges", "patched", "sites", "traced"}
+LONG = {"edges", "patched", "sites", "trace_estimated", "traced"}
 """Checks that take so long that no family is quick."""
 
 
