@@ -39,6 +39,7 @@ __all__ = [
     "relabeled",
     "shown_after",
     "top_token_is_answer",
+    "usable_tokens",
     "with_random_labels",
     "without_shared",
 ]
@@ -162,6 +163,12 @@ def first_heads(scores: torch.Tensor, k: int) -> list[il.Head]:
     """Return the k heads with the largest scores [layer head], largest first."""
     order = scores.double().flatten().argsort(descending=True, stable=True)[:k]
     return [il.Head.from_index(index, scores.shape[1]) for index in order.tolist()]
+
+
+def usable_tokens(study: Study) -> list[int]:
+    """Return the tokens of the vocabulary that are not special."""
+    special = set(study.model.tokenizer.all_special_ids)
+    return [token for token in range(study.model.cfg.d_vocab) if token not in special]
 
 
 def heads_by_induction(study: Study, k: int) -> list[il.Head]:

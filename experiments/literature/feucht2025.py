@@ -34,6 +34,7 @@ from claims import (
     first_heads,
     from_command_line,
     top_token_is_answer,
+    usable_tokens,
     without_shared,
 )
 from shared_tasks import category_words
@@ -162,13 +163,6 @@ def drawn_tokens(study: Study, n: int, name: str) -> list[list[int]]:
     """Return n random tokens, each alone; another name draws others."""
     rng = random.Random(f"{name} {study.seed}")
     return [[token] for token in rng.choices(usable_tokens(study), k=n)]
-
-
-def usable_tokens(study: Study) -> list[int]:
-    """Return the tokens of the vocabulary that are not special."""
-    special = set(study.model.tokenizer.all_special_ids)
-    n_tokens = min(len(study.model.tokenizer), study.model.cfg.d_vocab)
-    return [token for token in range(n_tokens) if token not in special]
 
 
 def words_of_several_tokens(study: Study) -> list[list[int]]:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 import torch
-from claims import Study, Table, from_command_line, heads_by_induction
+from claims import Study, Table, from_command_line, heads_by_induction, usable_tokens
 
 import icl_lens as il
 
@@ -58,8 +58,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
 def random_rows(study: Study) -> list[list[int]]:
     """Return rows of different random tokens; the seed differs from the one that ranks heads."""
     rng = random.Random(f"tested {study.seed}")
-    special = set(study.model.tokenizer.all_special_ids)
-    usable = [token for token in range(study.model.cfg.d_vocab) if token not in special]
+    usable = usable_tokens(study)
     n_tokens = min(N_TOKENS, (study.model.cfg.n_ctx - 2) // 2, len(usable))
     return [rng.sample(usable, n_tokens) for _ in range(study.n)]
 
