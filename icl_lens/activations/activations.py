@@ -2,7 +2,6 @@
 and all values.
 """
 
-from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +11,10 @@ from einops import einsum
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from icl_lens.activations.cache_checks import check_same_rotations, check_same_tokens
 from icl_lens.activations.decompose import head_outputs, repeat_kv
 from icl_lens.activations.label_scores import LabelScores
-from icl_lens.activations.passes import NO_LABELS_HINT, embedded, last_logits
+from icl_lens.activations.passes import NO_LABELS_HINT, last_logits
 from icl_lens.activations.recorder import ReadPlan, Recorder, at_positions
 from icl_lens.activations.serialization import (
     damaged_error,
@@ -25,14 +25,13 @@ from icl_lens.activations.serialization import (
 from icl_lens.activations.writers import Writers
 from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.metrics import most_probable
-from icl_lens.models import attention_scores
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import AnyHead
-from icl_lens.models.independent_rows import first_angles
 from icl_lens.models.locking import reserves_model
 from icl_lens.models.readout import Readout
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
+from icl_lens.prompts.batch_state import batch_from_state, batch_state
 from icl_lens.prompts.token_ids import TokenPositions
 from icl_lens.shapes import check_shapes
 
@@ -134,9 +133,9 @@ class Activations:
                 f"from_cache takes the model, the cache and the batch in this order, got {types}; "
                 "write il.Activations.from_cache(model, cache, batch)"
             )
-        _check_same_tokens(model, cache, batch)
+        check_same_tokens(model, cache, batch)
         view = ModelView.of(model)
-        _check_same_rotations(view, cache, batch)
+        check_same_rotations(view, cache, batch)
         plan = ReadPlan(batch, batch) if positions is None else ReadPlan.at(view, batch, positions)
         if plan.run is not batch:
             raise InputError(
@@ -182,11 +181,9 @@ class Activations:
 
     def values(self, layer: int) -> Float[Tensor, "batch key kv_head d_head"]:
         """Return one layer's values at every position, b_V included."""
-        return (
-            self.pass_v[:, layer]
-            if self.pass_index is None
-            else self.pass_v[self.pass_index, layer]
-        )
+        if self.pass_index is None:
+            return self.pass_v[:, layer]
+        return self.pass_v[self.pass_index, layer]
 
     def token_log_probs(self, tokens: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
         """Return the model's log-probability of one token per row, such as `batch.answer_tokens`,
@@ -294,11 +291,11 @@ class Activations:
         """
         attention = self.attention_to_labels()
         index = self.batch.label_index.to(attention.device)
-        onehot = torch.nn.functional.one_hot(index.clamp(min=0), len(self.batch.labels)).to(
-            attention.dtype
+        is_label = torch.nn.functional.one_hot(index.clamp(min=0), len(self.batch.labels))
+        is_label = (is_label * (index >= 0)[..., None]).to(attention.dtype)
+        return einsum(
+            attention, is_label, "batch layer head demo, batch demo label -> batch layer head label"
         )
-        onehot = onehot * (index >= 0)[..., None]
-        return torch.einsum("blhd,bdc->blhc", attention, onehot)
 
     def label_values(self, head: AnyHead) -> Float[Tensor, "batch demo d_model"]:
         """Return a head's value at each label times W_O, in residual-stream units, not weighted by
@@ -436,7 +433,7 @@ class Activations:
             >>> again
             Activations(icl-mini: 1 prompt × 19 tokens, 8 layers × 6 heads)
         """
-        batch_tensors, batch_values = self.batch.to_state()
+        batch_tensors, batch_values = batch_state(self.batch)
         metadata = {
             **_model_facts(self.view),
             "model": self.view.name,
@@ -444,8 +441,9 @@ class Activations:
             "final_norm": self.readout.final_norm,
             "bias": self.readout.bias,
             "batch": batch_values,
-            **({"edits": list(self.edits)} if self.edits else {}),
         }
+        if self.edits:
+            metadata["edits"] = list(self.edits)
         tensors = self._tensors() | {
             f"batch.{name}": value for name, value in batch_tensors.items()
         }
@@ -464,11 +462,9 @@ class Activations:
         recorded = {name: metadata.get(name) for name in facts}
         if recorded != facts or metadata.get("weights") != view.fingerprint():
             text = "{architecture} of {layers} layers × {heads} heads in {dtype}"
-            what = (
-                "with other weights (training or processing)"
-                if recorded == facts
-                else text.format(**facts)
-            )
+            what = text.format(**facts)
+            if recorded == facts:
+                what = "with other weights (training or processing)"
             raise InputError(
                 f"{str(path)!r} was recorded from {metadata.get('model')} "
                 f"({text.format(**recorded)}), got model {view.name} ({what}); load the recorded "
@@ -497,36 +493,32 @@ class Activations:
         """Return activations of a file's tensors and metadata; raise an error if they do not fit
         each other.
         """
-        batch_tensors = {
-            name: value for name, value in tensors.items() if name.startswith("batch.")
-        }
-        own_tensors = {name: value for name, value in tensors.items() if name not in batch_tensors}
-        batch = PromptBatch.from_state(
-            {name.removeprefix("batch."): value for name, value in batch_tensors.items()},
-            metadata["batch"],
-        )
-        unknown = own_tensors.keys() - {field.name for field in fields(cls)}
-        missing = {field.name for field in fields(cls) if field.default is MISSING} - {
-            "batch",
-            "view",
-            "readout",
-        }
-        missing -= own_tensors.keys() | {"mlp_post"}
+        batch_tensors, recorded = {}, {}
+        for name, value in tensors.items():
+            if name.startswith("batch."):
+                batch_tensors[name.removeprefix("batch.")] = value
+            else:
+                recorded[name] = value
+        batch = batch_from_state(batch_tensors, metadata["batch"])
+        required = {field.name for field in fields(cls) if field.default is MISSING}
+        required -= {"batch", "view", "readout", "mlp_post"}
+        unknown = recorded.keys() - {field.name for field in fields(cls)}
+        missing = required - recorded.keys()
         if unknown or missing:
             raise ValueError(f"it lacks {sorted(missing)} and has {sorted(unknown)}")
-        check_shapes(cls, own_tensors, _sizes(view, batch))
-        _check_values_fit(own_tensors, batch)
+        check_shapes(cls, recorded, _sizes(view, batch))
+        _check_values_fit(recorded, batch)
         check_vocabulary(view.model, batch, "batch")
         final_norm, bias = metadata["final_norm"], metadata["bias"]
         check_choice("final_norm", final_norm, ("frozen", "own"))
-        readout = view.readout(own_tensors["resid_final"]).using(
+        readout = view.readout(recorded["resid_final"]).using(
             final_norm=final_norm, bias=bool(bias)
         )
         edits = metadata.get("edits", [])
         if not isinstance(edits, list) or not all(isinstance(words, str) for words in edits):
             raise TypeError(f"edits are {edits!r}")
         return cls(
-            **{"mlp_post": None, **own_tensors},
+            **{"mlp_post": None, **recorded},
             batch=batch,
             view=view,
             readout=readout,
@@ -536,9 +528,8 @@ class Activations:
     def __getitem__(self, index: Any) -> "Activations":
         """Select rows like `batch[index]`; tensors of a slice are views."""
         batch = self.batch[index]
-        if (
-            not isinstance(index, slice) or (index.step or 1) < 0
-        ):  # PyTorch has no slices with a negative step
+        is_slice = isinstance(index, slice) and (index.step or 1) > 0
+        if not is_slice:  # PyTorch has no slices with a negative step
             index = self.batch.selected_rows(index)
         width = batch.tokens.shape[1]
         tensors = {
@@ -658,67 +649,6 @@ def capture(
     return acts
 
 
-def _check_same_tokens(model: Any, cache: Any, batch: PromptBatch) -> None:
-    """Raise InputError if the cache was made from other tokens than the batch's."""
-    remedy = (
-        "create it with model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask), "
-        "since strings may be tokenized differently, for instance with a beginning-of-sequence "
-        "token"
-    )
-    try:
-        cached = cache["hook_embed"]
-    except KeyError:
-        return  # a filtered cache: missing hooks are reported when they are read
-    if cached.ndim != 3 or len(cached) != len(batch):
-        return  # reported when the hooks are read
-    if cached.shape[1] != batch.tokens.shape[1]:
-        raise InputError(
-            f"cache must be of tokens of shape {tuple(batch.tokens.shape)}, got "
-            f"{tuple(cached.shape[:2])}; {remedy}"
-        )
-    expected = embedded(model, batch).to(cached.device)
-    real = batch.attention_mask.to(cached.device).bool()
-    error = (expected.to(cached) - cached)[real].abs().max()
-    if not error <= 1e-3 * expected[real].abs().max():
-        raise InputError(f"cache must be of the batch's tokens, got other embeddings; {remedy}")
-
-
-def _check_same_rotations(view: ModelView, cache: Any, batch: PromptBatch) -> None:
-    """Raise InputError if a row of the cache has another rotation than it has alone (see
-    `independent_rows`).
-    """
-    lengths = (batch.last + 1).tolist()
-    angles_alone = {length: first_angles(view.model, length) for length in set(lengths)}
-    if not angles_alone[lengths[0]] or batch.tokens.shape[1] < 2:
-        return
-    for layer in range(view.n_layers):
-        hooks = attention_scores.rotation_hooks(view, layer) or ()
-        cached = [cache[hook] for hook in hooks if hook in cache]
-        if len(cached) != 2:
-            continue
-        for row, length in enumerate(lengths):
-            if not _is_among(_angles_of_row(cached, row), angles_alone[length]):
-                raise InputError(
-                    f"cache must have the rotation that prompt {row} has alone, but that of "
-                    f"{view.name} depends on the longest prompt of a pass; use il.capture(model, "
-                    "batch), which rotates each prompt alone"
-                )
-
-
-def _angles_of_row(cached: Sequence[Tensor], row: int) -> Tensor:
-    """Return the cosines and sines of a row's second position; a single row's are those of all."""
-    return torch.cat([angles[row if len(angles) > 1 else 0, 1] for angles in cached])
-
-
-def _is_among(angles: Tensor, candidates: Iterable[Tensor]) -> bool:
-    """Return whether angles equal one of several candidates up to rounding."""
-    rounding = 8 * torch.finfo(angles.dtype).eps
-    return any(
-        torch.allclose(candidate.to(angles), angles, atol=rounding, rtol=0)
-        for candidate in candidates
-    )
-
-
 def _check_sums(acts: Activations) -> None:
     """Raise InputError if the outputs of the model's blocks do not add up as the formulas
     assume.
@@ -726,35 +656,39 @@ def _check_sums(acts: Activations) -> None:
     x = acts.resid_pre.to(acts.readout.dtype)
     following = torch.cat([x[:, 1:], acts.resid_final[:, None].to(x.dtype)], dim=1)
     sums = x + acts.attn_out.to(x.dtype) + acts.mlp_out.to(x.dtype)
-    tolerance = TOLERANCE.get(acts.z.dtype, 1e-3)
     for layer in range(acts.view.n_layers):
         heads = acts.head_outputs(layer).sum(1)
         b_O = acts.view.b_O(layer)
+        if b_O is not None and acts.attn_scale is not None:
+            b_O = b_O * acts.attn_scale[:, layer, None]
         if b_O is not None:
-            heads = heads + (
-                b_O if acts.attn_scale is None else b_O * acts.attn_scale[:, layer, None]
-            )
-        next_x = following[:, layer]
-        for what, ours, theirs in (
-            (
-                "the heads' outputs do not sum to the attention output",
-                heads,
-                acts.attn_out[:, layer].to(x.dtype),
-            ),
-            (
-                "attention and FFN outputs do not add up to the residual stream",
-                sums[:, layer],
-                next_x,
-            ),
-        ):
-            scale = next_x.norm(dim=-1) + theirs.norm(dim=-1)
-            error = float(((ours - theirs).norm(dim=-1) / (scale + 1e-30)).max())
-            if not error <= tolerance:
-                raise InputError(
-                    f"{acts.view.architecture} is not supported: in layer {layer} {what} (relative "
-                    f"error {error:.1e}, allowed {tolerance:.0e}), so its blocks transform outputs "
-                    "in an unknown way"
-                )
+            heads = heads + b_O
+        attn_out, next_x = acts.attn_out[:, layer].to(x.dtype), following[:, layer]
+        size = next_x.norm(dim=-1)
+        what = "the heads' outputs do not sum to the attention output"
+        _check_sum(acts, layer, what, heads, attn_out, size)
+        what = "attention and FFN outputs do not add up to the residual stream"
+        _check_sum(acts, layer, what, sums[:, layer], next_x, size)
+
+
+def _check_sum(
+    acts: Activations,
+    layer: int,
+    what: str,
+    ours: Float[Tensor, "batch d_model"],
+    theirs: Float[Tensor, "batch d_model"],
+    size: Float[Tensor, " batch"],
+) -> None:
+    """Raise InputError that says `what` if two vectors differ; `size` is the residual stream's."""
+    tolerance = TOLERANCE.get(acts.z.dtype, 1e-3)
+    difference = (ours - theirs).norm(dim=-1)
+    error = float((difference / (size + theirs.norm(dim=-1) + 1e-30)).max())
+    if not error <= tolerance:
+        raise InputError(
+            f"{acts.view.architecture} is not supported: in layer {layer} {what} (relative "
+            f"error {error:.1e}, allowed {tolerance:.0e}), so its blocks transform outputs "
+            "in an unknown way"
+        )
 
 
 def _check_values(acts: Activations) -> None:
@@ -769,14 +703,14 @@ def _check_values(acts: Activations) -> None:
         )
     tolerance = TOLERANCE.get(acts.z.dtype, 1e-3)
     for layer in range(view.n_layers):
-        v, z = (x.to(acts.readout.dtype) for x in (acts.pass_v[:, layer], acts.z[rows, layer]))
+        v = acts.pass_v[:, layer].to(acts.readout.dtype)
+        z = acts.z[rows, layer].to(acts.readout.dtype)
+        # Query heads in groups of those that share keys and values.
         pattern = acts.pattern[rows, layer].to(v).unflatten(1, (view.n_kv_heads, -1))
-        ours = einsum(pattern, v, "row kv member key, row key kv d -> row kv member d").flatten(
-            1, 2
-        )
-        error = float(
-            ((ours - z).norm(dim=-1) / (z.norm(dim=-1) + ours.norm(dim=-1) + 1e-30)).max()
-        )
+        mixed = einsum(pattern, v, "row kv member key, row key kv d -> row kv member d")
+        ours = mixed.flatten(1, 2)
+        size = z.norm(dim=-1) + ours.norm(dim=-1) + 1e-30
+        error = float(((ours - z).norm(dim=-1) / size).max())
         if not error <= tolerance:
             raise InputError(
                 f"{view.architecture} is not supported: in layer {layer} the heads' outputs are "
@@ -793,11 +727,9 @@ def _check_logits(acts: Activations, plan: ReadPlan, logits: Tensor) -> None:
     Other rows have no logits.
     """
     device, last = logits.device, plan.rows.last
-    passes = (
-        torch.arange(len(logits), device=last.device)
-        if plan.pass_index is None
-        else plan.pass_index
-    )
+    passes = plan.pass_index
+    if passes is None:
+        passes = torch.arange(len(logits), device=last.device)
     rows = (last == plan.run.last[passes]).nonzero()[:, 0].to(device)
     if not len(rows):
         return

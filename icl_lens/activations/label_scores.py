@@ -121,13 +121,20 @@ def _keeps_columns(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     if name in _KEEP_COLUMNS:
         return True
     if name in _REDUCE_ROWS:
-        return args[0].ndim > 1 and (args[1] if len(args) > 1 else kwargs.get("dim")) == 0
-    if name == "getitem":  # rows
+        axis = args[1] if len(args) > 1 else kwargs.get("dim")
+        return args[0].ndim > 1 and axis == 0
+    if name == "getitem":
         scores, index = args
-        if isinstance(index, tuple):
-            return len(index) < scores.ndim and all(
-                isinstance(axis_index, (int, slice)) for axis_index in index
-            )
-        is_rows = index is not None and index is not Ellipsis
-        return scores.ndim > 1 and is_rows and (not isinstance(index, Tensor) or index.ndim < 2)
+        return _selects_rows(index, scores.ndim)
     return False
+
+
+def _selects_rows(index: Any, ndim: int) -> bool:
+    """Return whether an index of scores with `ndim` axes selects along others than the last."""
+    if isinstance(index, tuple):
+        indexes_last_axis = len(index) >= ndim
+        return not indexes_last_axis and all(isinstance(axis, (int, slice)) for axis in index)
+    if ndim == 1 or index is None or index is Ellipsis:
+        return False
+    is_mask_of_cells = isinstance(index, Tensor) and index.ndim > 1
+    return not is_mask_of_cells

@@ -146,14 +146,15 @@ class Writers:
         start = embeddings.shape[1]
         products[:, :start] = embeddings @ matrix
         for lower in range(layer):
+            # The heads of the layer, then its FFN.
+            ffn = start + self.view.n_heads
             z, scale = self.scaled_z(rows, lower)
-            heads = einsum(
-                z, self.view.W_O(lower).to(z) @ matrix, "row head d, head d out -> row head out"
-            )
-            products[:, start : start + self.view.n_heads] = heads
-            start += self.view.n_heads + 1
-            products[:, start - 1] = self.mlp_out[rows, lower].to(matrix) @ matrix
+            output_matrix = self.view.W_O(lower).to(z) @ matrix
+            heads = einsum(z, output_matrix, "row head d, head d out -> row head out")
+            products[:, start:ffn] = heads
+            products[:, ffn] = self.mlp_out[rows, lower].to(matrix) @ matrix
             bias = self._add_b_O(bias, lower, scale)
+            start = ffn + 1
         products[:, -1:] = bias @ matrix
         return products
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from icl_lens.activations.activations import capture
 from icl_lens.activations.answer_spacing import warn_of_answer_spacing
-from icl_lens.analyses import explain_sections as sections
+from icl_lens.analyses import explain_sections
 from icl_lens.analyses.explain_sections import ScoredPrompt
 from icl_lens.analyses.explanation import Explanation
 from icl_lens.analyses.sections import Settings
@@ -157,27 +157,27 @@ def _explained(
     located = [Head.from_index(index, acts.view.n_heads) for index in order]
     if why is not None and why not in located:
         located.append(why)
-    cached = sections.row_cache(scored)
-    single, ablation = sections.ablation(scored, located, cached)
+    cached = explain_sections.row_cache(scored)
+    single, ablation = explain_sections.ablation(scored, located, cached)
     report(2)
-    attempts = sections.Attempts()
-    added = sections.demonstrations(scored, attempts, cached)
+    attempts = explain_sections.Attempts()
+    added = explain_sections.demonstrations(scored, attempts, cached)
     del cached
     report(3)
-    heads = tuple(sections.head_reports(scored, located, head_scores, single, attempts))
+    heads = tuple(explain_sections.head_reports(scored, located, head_scores, single, attempts))
     report(4)
-    model_input = sections.inputs(scored)
+    model_input = explain_sections.inputs(scored)
     explanation = Explanation(
         model=acts.view.name,
         input=model_input,
-        scores=sections.score_report(scored, model_input),
-        layers=sections.layers(scored),
-        all_heads=sections.all_heads(scored, head_scores, other_query),
+        scores=explain_sections.score_report(scored, model_input),
+        layers=explain_sections.layers(scored),
+        all_heads=explain_sections.all_heads(scored, head_scores, other_query),
         heads=heads,
-        subheads=sections.subheads(scored),
+        subheads=explain_sections.subheads(scored),
         ablation=ablation,
         demonstrations=added,
-        settings=sections.settings(scored),
+        settings=explain_sections.settings(scored),
         edits=active_edits(acts.view),
         left_out=attempts.left_out,
     )
@@ -201,7 +201,7 @@ def _head_scores(
         head_scores["effect"] = (effects.log_odds if scored.others else effects.log_prob)[0]
     other_query = ""
     if by == "exchange":
-        head_scores["exchange"], other_query = sections.query_exchanges(scored)
+        head_scores["exchange"], other_query = explain_sections.query_exchanges(scored)
     return head_scores, other_query
 
 

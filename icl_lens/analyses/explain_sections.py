@@ -46,7 +46,7 @@ from icl_lens.measures.random_heads import random_head_sets
 from icl_lens.models.head import Head
 from icl_lens.models.readout import Readout
 from icl_lens.prompts.batch import PromptBatch, with_answers
-from icl_lens.prompts.prompt import quoted_list
+from icl_lens.prompts.name_order import quoted_list
 from icl_lens.prompts.token_ids import name_tokens
 from icl_lens.result.stored import PACKAGES
 

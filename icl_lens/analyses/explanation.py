@@ -1,19 +1,19 @@
 """An explanation of one prompt, and the sentences and tables that follow from its sections."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import pandas as pd
 
+from icl_lens.analyses import explanation_tables as tables
+from icl_lens.analyses.explanation_tables import Place, Row, Table, TopWords
 from icl_lens.analyses.sections import (
     AblationReport,
     AllHeadsReport,
     DemonstrationsReport,
-    Grid,
     HeadReport,
     InputReport,
     LayerReport,
@@ -24,9 +24,9 @@ from icl_lens.analyses.sections import (
     Supports,
     supports,
 )
-from icl_lens.attribution.reasons import SIDES, writers_in_words
+from icl_lens.attribution.reasons import writers_in_words
 from icl_lens.errors import check_choice
-from icl_lens.head_scores import SCORES, DirectScore, Score, score_of_parts
+from icl_lens.head_scores import DirectScore, score_of_parts
 from icl_lens.intervals import Interval, beside_random_sets
 from icl_lens.measures.demonstration_effects import BEGINS_TEXT
 from icl_lens.models.active_edits import edits_note
@@ -37,10 +37,6 @@ from icl_lens.result.head_findings import removal_finding
 from icl_lens.result.number_format import joined, mean_and_range, percent, signed
 from icl_lens.result.view import Cell, Column, Label, Section, View
 
-Table = Literal[
-    "heads", "layers", "subheads", "labels", "demonstrations", "words", "similarity", "why"
-]
-Row = dict[str, Any]
 MAX_DEMONSTRATIONS = 16
 """Demonstrations shown by the page and the terminal: those with the largest effects."""
 
@@ -433,7 +429,27 @@ class Explanation(Result):
         nats, of what values add; top words of the largest).
         """
         check_choice("table", table, get_args(Table))
-        return pd.DataFrame(list(TABLES[table](self)))
+        return pd.DataFrame(list(self._table_rows(table)))
+
+    def _table_rows(self, table: Table) -> Iterable[Row]:
+        """Return the rows of a table, made of the sections that it shows."""
+        match table:
+            case "heads":
+                return tables.heads(self.all_heads, self.settings.by)
+            case "layers":
+                return tables.layers(self.layers)
+            case "subheads":
+                return tables.subheads(self.subheads, self.part_score)
+            case "labels":
+                return tables.labels(self.scores, self.ablation)
+            case "demonstrations":
+                return self.demonstration_rows[:-2]  # without the totals
+            case "words":
+                return tables.words(self.heads, self.words_of, self.input.token_names)
+            case "similarity":
+                return tables.similarity(self.heads, self._query_places, self._key_places)
+            case "why":
+                return tables.why(self.heads, self.key_name)
 
     def key_name(self, position: int) -> str:
         """Return the name of a label or token with its position, such as "foo@8"."""
@@ -548,9 +564,21 @@ class Explanation(Result):
         last = -1 if self.answer is None else self.labels.index(self.answer)
         return (*self.input.demonstration_labels, last)
 
-    def words_of(
-        self, report: HeadReport
-    ) -> Iterator[tuple[int, str, tuple[str, ...], float | None, int | None]]:
+    @property
+    def _query_places(self) -> list[Place]:
+        """Where each row of `HeadReport.similarity` is, and the label that is correct there."""
+        positions = (*self.input.prediction_positions, len(self.input.tokens) - 1)
+        names = (*self.labels, None)  # the last for -1
+        labels = [names[label] for label in self.query_labels]
+        return list(zip(positions, labels, strict=True))
+
+    @property
+    def _key_places(self) -> list[Place]:
+        """Where each column of `HeadReport.similarity` is, and the label there."""
+        labels = [self.labels[label] for label in self.input.demonstration_labels]
+        return list(zip(self.input.label_positions, labels, strict=True))
+
+    def words_of(self, report: HeadReport) -> Iterator[TopWords]:
         """Yield a row for each value and key of a head, and one for its query.
 
         A row has position, kind, top words, standout and, for values, the rank of the label or
@@ -592,137 +620,3 @@ def _first_token_remark(spelling: Sequence[str]) -> str:
 def is_noise(standout: float | None) -> bool:
     """Return whether top words stand out no more than those of most random directions."""
     return standout is not None and standout < MIN_STANDOUT
-
-
-# Tables
-
-
-def _heads(explanation: Explanation) -> Iterator[Row]:
-    """All heads, with the score that ranks them first."""
-    all_heads = explanation.all_heads
-    grids: dict[Score, Grid] = {}
-    for by in (explanation.settings.by, *SCORES):
-        if grid := all_heads.by(by):
-            grids[by] = grid
-    for layer, head in product(*map(range, all_heads.shape)):
-        scores = {by: grid[layer][head] for by, grid in grids.items()}
-        yield {"name": str(Head(layer, head)), **scores, "layer": layer, "head": head}
-
-
-def _layers(explanation: Explanation) -> Iterator[Row]:
-    layers = explanation.layers
-    parts = (("attn", layers.attn, layers.attn_contrast), ("ffn", layers.ffn, layers.ffn_contrast))
-    for component, values, contrasts in parts:
-        for layer, value in enumerate(values):
-            row = {"layer": layer, "component": component, "increase": value}
-            if contrasts:
-                row["contrast"] = contrasts[layer]
-            yield row
-
-
-def _subheads(explanation: Explanation) -> Iterator[Row]:
-    """The largest (head, position) parts."""
-    by = explanation.part_score
-    for part in explanation.subheads.largest:
-        row = {"name": str(part.head), by: getattr(part, by)}
-        row |= {"position": part.position, "token": part.token}
-        row |= {"increase": part.increase, "contrast": part.contrast}
-        yield row | {"layer": part.head.layer, "head": part.head.head}
-
-
-def _labels(explanation: Explanation) -> Iterator[Row]:
-    """Each label's log-probability, of the unedited model and with heads zeroed.
-
-    Over the draws of random heads, it is the log of the mean probability, as the page and the
-    terminal show it.
-    """
-    scores, draws = explanation.scores, explanation.ablation.random
-    random_zeroed = [math.nan] * len(scores.labels)
-    if draws:
-        random_zeroed = (np.logaddexp.reduce(draws) - math.log(len(draws))).tolist()
-    for i, label in enumerate(scores.labels):
-        row = {
-            "label": label,
-            "log_prob": scores.log_probs[i],
-            "log_prob_located_zeroed": explanation.ablation.located[i],
-            "log_prob_random_zeroed": random_zeroed[i],
-        }
-        if scores.spellings:
-            row["scored_token"] = scores.scored_tokens[i]
-        if scores.whole_log_probs:
-            row["log_prob_whole"] = scores.whole_log_probs[i]
-        yield row
-
-
-def _demonstrations(explanation: Explanation) -> list[Row]:
-    return explanation.demonstration_rows[:-2]  # without the totals
-
-
-def _words(explanation: Explanation) -> Iterator[Row]:
-    """Top words of the located heads' values, keys and queries."""
-    for report in explanation.heads:
-        for position, kind, words, standout, rank in explanation.words_of(report):
-            yield {
-                "name": str(report.head),
-                "position": position,
-                "token": explanation.input.token_names[position],
-                "kind": kind,
-                "words": " ".join(words),
-                "standout": math.nan if standout is None else standout,
-                "own_label_rank": pd.NA if rank is None else rank,
-            }
-
-
-def _similarity(explanation: Explanation) -> Iterator[Row]:
-    """Scores of every query with every label's key."""
-    model_input, names = explanation.input, (*explanation.labels, None)
-    positions = (*model_input.prediction_positions, len(model_input.tokens) - 1)
-    key_positions, key_labels = model_input.label_positions, model_input.demonstration_labels
-    for report in explanation.heads:
-        if not report.similarity:
-            continue
-        queries = zip(positions, explanation.query_labels, report.similarity, strict=True)
-        for position, query_label, scores in queries:
-            for key, label, score in zip(key_positions, key_labels, scores, strict=True):
-                yield {
-                    "name": str(report.head),
-                    "query_position": position,
-                    "query_label": names[query_label],
-                    "key_position": key,
-                    "key_label": names[label],
-                    "score": score,
-                }
-
-
-def _why(explanation: Explanation) -> Iterator[Row]:
-    """The largest parts, by writer, of the heads' attention scores and of what their values add."""
-    for report in explanation.heads:
-        if report.why is None:
-            continue
-        more, less = (
-            map(explanation.key_name, keys) for keys in (report.why.more, report.why.less)
-        )
-        keys = {"more": " ".join(more), "less": " ".join(less)}
-        for side in SIDES:
-            in_words = report.why.words(side)
-            for writer, value in getattr(report.why, side):
-                words, standout = in_words.get(writer, ((), math.nan))
-                row = {"name": str(report.head), **keys}
-                row |= {"side": side, "writer": writer, "value": value}
-                yield row | {"words": " ".join(words), "standout": standout}
-        for query_writer, key_writer, value in report.why.pairs:
-            pair = f"{query_writer} × {key_writer}"
-            row = {"name": str(report.head), **keys}
-            yield row | {"side": "pair", "writer": pair, "value": value}
-
-
-TABLES: dict[Table, Callable[[Explanation], Iterable[Row]]] = {
-    "heads": _heads,
-    "layers": _layers,
-    "subheads": _subheads,
-    "labels": _labels,
-    "demonstrations": _demonstrations,
-    "words": _words,
-    "similarity": _similarity,
-    "why": _why,
-}

@@ -39,7 +39,8 @@ from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.memory import CHECK_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.arrangements import ArrangedPrompt, Arrangement, arrange
-from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts, quoted_list
+from icl_lens.prompts.name_order import quoted_list
+from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts
 from icl_lens.prompts.tasks import Task, named_task
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.result.number_format import joined, signed

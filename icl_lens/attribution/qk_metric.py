@@ -84,11 +84,14 @@ class QueryKeyMetric(Displayed):
 
     def to_view(self) -> View:
         """Return the title and the table that `print` shows."""
-        where = "without rotation" if self.rotation is not None and self.distance is None else ""
-        where = f"{self.distance} positions apart" if self.distance is not None else where
+        where = ""
+        if self.distance is not None:
+            where = f", {self.distance} positions apart"
+        elif self.rotation is not None:
+            where = ", without rotation"
         title = (
-            f"QueryKeyMetric({self.view.name} {self.head}{', ' if where else ''}{where}; effective "
-            "rank "
+            f"QueryKeyMetric({self.view.name} {self.head}{where}; effective rank "
+            f"{self.effective_rank:.1f}, symmetric share {self.symmetric_share:.2f})"
         )
         rows = self.to_frame().head(SHOWN_ROWS // 2)
         columns: dict[str, list[object]] = {
@@ -96,8 +99,7 @@ class QueryKeyMetric(Displayed):
             "singular value": list(map(signed, rows["singular_value"])),
             "share": [f"{share:.1%}" for share in rows["share"]],
         }
-        symmetric = f"{self.effective_rank:.1f}, symmetric share {self.symmetric_share:.2f})"
-        return table_view(title + symmetric, columns, len(self.singular_values))
+        return table_view(title, columns, len(self.singular_values))
 
     @property
     def matrix(self) -> Float[Tensor, "d_model d_model"]:
@@ -110,13 +112,11 @@ class QueryKeyMetric(Displayed):
         """Return the queries of residual streams (first tower), rotated and multiplied by the score
         scale.
         """
-        scoring, queries = (
-            attention_scores.attention_scoring(self.view, self.head.layer),
-            self.project("q", x),
-        )
-        return scoring.scale * (
-            queries if self.rotation is None else _turn(queries, self.rotation, scoring)
-        )
+        scoring = attention_scores.attention_scoring(self.view, self.head.layer)
+        queries = self.project("q", x)
+        if self.rotation is not None:
+            queries = _rotated(queries, self.rotation, scoring)
+        return scoring.scale * queries
 
     def keys(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_head"]:
         """Return the keys of residual streams (second tower), without positional rotation."""
@@ -273,7 +273,9 @@ def query_key_metric(model: Any, head: AnyHead, *, distance: int | None = None) 
             f"prompt, got {distance}; use il.attention_score_parts for the scores in a prompt"
         )
     probe = _probe(view, distance)
-    metric = build_metric(view, head, distance, rotation(probe, head.layer, distance))
+    metric = metric_with_rotation(
+        view, head, distance, rotation_between(probe, head.layer, distance)
+    )
     check_metric(metric, probe)
     return metric
 
@@ -321,11 +323,13 @@ def check_metric(metric: QueryKeyMetric, acts: Activations) -> None:
     )
 
 
-def rotation(acts: Activations, layer: int, distance: int | None) -> tuple[Tensor, Tensor] | None:
-    """Return cosines and sines of the rotation by `distance` positions, or of the identity if it is
-    None.
+def rotation_between(
+    acts: Activations, layer: int, distance: int | None
+) -> tuple[Tensor, Tensor] | None:
+    """Return cosines and sines of the rotation between positions that are `distance` apart.
 
-    None for a layer without rotation.
+    If `distance` is None, it is the rotation by nothing, scaled like the others. None for a layer
+    without rotation.
     """
     angles = rotation_angles(acts, layer, torch.tensor([[distance or 0]], device=acts.z.device))
     if angles is None:
@@ -339,46 +343,40 @@ def rotation(acts: Activations, layer: int, distance: int | None) -> tuple[Tenso
     return scale * cos, scale * sin
 
 
-def build_metric(
+def metric_with_rotation(
     view: ModelView, head: Head, distance: int | None, rotation: tuple[Tensor, Tensor] | None
 ) -> QueryKeyMetric:
-    """Return the metric with queries rotated by these cosines and sines."""
+    """Return a head's metric, in which queries are rotated by these cosines and sines."""
     scoring = attention_scores.attention_scoring(view, head.layer)
     if rotation is not None and scoring.norms_rotated:  # the norm removes the scale of the rotation
         scale = (rotation[0].square() + rotation[1].square()).sqrt()
         rotation = rotation[0] / scale, rotation[1] / scale
-    query_side, key_side = _side(view, head, "q"), _side(view, head, "k")
+    query_side, key_side = _tower(view, head, "q"), _tower(view, head, "k")
     if rotation is not None:
-        query_side = _turn(query_side, rotation, scoring)
+        query_side = _rotated(query_side, rotation, scoring)
     return QueryKeyMetric(view, head, distance, scoring.scale * query_side, key_side, rotation)
 
 
-def _side(view: ModelView, head: Head, name: str) -> Float[Tensor, "d_model d_head"]:
+def _tower(view: ModelView, head: Head, name: str) -> Float[Tensor, "d_model d_head"]:
     """Return the weights of a head's queries or keys with the gains of the norms before and after
     them.
     """
     weight, _, norm = part_weights(view, head.layer, name)
     index = head_index(view, head, name)
-    side = weight[index].to(view.compute_dtype)
-    side = (
-        side
-        * view.attn_input_norm(head.layer)
-        .gain_as(side.dtype)
-        .to(side.device)
-        .expand(view.d_model)[:, None]
-    )
+    head_weight = weight[index].to(view.compute_dtype)
+    input_gain = view.attn_input_norm(head.layer).gain_as(head_weight.dtype).to(head_weight.device)
+    tower = head_weight * input_gain.expand(view.d_model)[:, None]
     if norm is None or norm.gain is None:
-        return side
-    return (side - side.mean(-1, keepdim=True) if norm.center else side) * head_slice(
-        norm.gain.to(side), index, view
-    )
+        return tower
+    if norm.center:
+        tower = tower - tower.mean(-1, keepdim=True)
+    return tower * head_slice(norm.gain.to(tower), index, view)
 
 
-def _turn(
+def _rotated(
     x: Float[Tensor, "*n d_head"], rotation: tuple[Tensor, Tensor], scoring: AttentionScoring
 ) -> Tensor:
     """Rotate vectors by one rotation, the same for all."""
     cos, sin = (angle.to(x)[None, None] for angle in rotation)
-    return attention_scores.rotate(x.reshape(1, -1, 1, x.shape[-1]), cos, sin, scoring).reshape(
-        x.shape
-    )
+    one_head = x.reshape(1, -1, 1, x.shape[-1])  # [batch pos head d_head]
+    return attention_scores.rotate(one_head, cos, sin, scoring).reshape(x.shape)

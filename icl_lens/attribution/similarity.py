@@ -8,7 +8,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations, capture
-from icl_lens.attribution.qk_metric import build_metric, check_metric, query_key_metric, rotation
+from icl_lens.attribution.qk_metric import (
+    check_metric,
+    metric_with_rotation,
+    query_key_metric,
+    rotation_between,
+)
 from icl_lens.errors import InputError
 from icl_lens.models.head import AnyHead, Head, head_tuple
 from icl_lens.models.view import ModelView
@@ -73,7 +78,7 @@ def similarity_in(
     rows = writers.rows_at(positions)
     scores = []
     for head in heads:
-        metric = build_metric(view, head, None, rotation(acts, head.layer, None))
+        metric = metric_with_rotation(view, head, None, rotation_between(acts, head.layer, None))
         try:
             check_metric(metric, acts)
         except InputError:

@@ -49,7 +49,7 @@ def label_sentence(prompts: "Sequence[Prompt]") -> str:
         >>> label_sentence(il.load_task("sentiment-number", n=4))
         "Label words: 'bar', 'foo'. They change classes from prompt to prompt."
     """
-    from icl_lens.prompts.prompt import in_order, quoted_list
+    from icl_lens.prompts.name_order import in_order, quoted_list
 
     classes_of: dict[str, set[str]] = {}
     for prompt in prompts:
@@ -75,7 +75,7 @@ def unknown_words_warning(model: str, prompts: "Sequence[Prompt]") -> str | None
     training alone.
     """
     from icl_lens.models.resolve import bundled_models
-    from icl_lens.prompts.prompt import quoted_list
+    from icl_lens.prompts.name_order import quoted_list
 
     if model not in bundled_models():
         return None

@@ -160,7 +160,7 @@ class TaskOptions:
 
         `measured` are the prompts of the numbers below it: a sentence says if they are others.
 
-        The check is one that an earlier command has kept, or is made on at most `n` prompts. If
+        The check is one that an earlier command has stored, or is made on at most `n` prompts. If
         these are too few, print how to check instead. Without a task or with --no-check, print
         nothing. Then return None.
         """
@@ -171,7 +171,7 @@ class TaskOptions:
         size = min(n, N_PROMPTS)
         sizes = [N_PROMPTS, size] if size >= MIN_PROMPTS else [N_PROMPTS]
         behavior = self.behavior(
-            console, model, tokens, sizes=sizes, seed=seed, only_kept=size < MIN_PROMPTS
+            console, model, tokens, sizes=sizes, seed=seed, only_stored=size < MIN_PROMPTS
         )
         if behavior is None:
             console.print(Text("icl-lens check says what the model does on this task.\n", "dim"))
@@ -218,15 +218,16 @@ class TaskOptions:
         *,
         sizes: Sequence[int],
         seed: int,
-        only_kept: bool = False,
+        only_stored: bool = False,
         is_asked_for: bool = False,
         run: "Run | None" = None,
     ) -> "TaskCheck | PairCheck | None":
-        """Return what the model does on the task, for the first number of prompts in `sizes` whose
-        check is kept.
+        """Return what the model does on the task: the result of a check that an earlier command has
+        stored, or of a new check, which is stored.
 
-        If none is, check it on the last number of prompts and keep the result, or return None for
-        `only_kept`. The prompts are in balanced random order regardless of --layout. A check that
+        `sizes` are numbers of prompts: a stored check is looked for with each of them in turn. A
+        new check is made on the last number of prompts; for `only_stored`, none is made, and None
+        is returned. The prompts are in balanced random order regardless of --layout. A check that
         takes long is announced with its duration, on standard error; `is_asked_for` if it is all
         that a command does.
         """
@@ -246,14 +247,13 @@ class TaskOptions:
             earlier_check = run.distributed.run_on_main(partial(stored_check, digest))
             if earlier_check is not None:
                 return earlier_check
-        if only_kept:
+        if only_stored:
             return None
         with progress(hidden=console.quiet, announces=False) as report:
-            timed = report
             if not console.quiet:
-                timed = with_duration(report, is_asked_for=is_asked_for)
-            reported = replace(run, progress=timed)
-            behavior = task_check(model, prompts, seed=seed, run=reported, **tokenized)
+                report = with_duration(report, is_asked_for=is_asked_for)
+            run_with_report = replace(run, progress=report)
+            behavior = task_check(model, prompts, seed=seed, run=run_with_report, **tokenized)
         if run.distributed.is_main:
             store_check(digest, behavior)
         return behavior

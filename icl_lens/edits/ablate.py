@@ -190,7 +190,9 @@ class Ablate(Edit):
     def _recording(
         cls, view: ModelView, group: Sequence["Ablate"], batch: PromptBatch | None
     ) -> dict[str, Any]:
-        """Return the fields that ablations with the same mode, reference and positions share."""
+        """Return values for the fields `recorded_z` and `_draws` of a group of ablations, which have
+        the same mode, reference and positions: the reference is run once for the whole group.
+        """
         ablation = group[0]
         reference = ablation.reference
         recording: dict[str, Any] = {}

@@ -38,7 +38,7 @@ from icl_lens.models.locking import reserves_model
 from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
-from icl_lens.prompts.prompt import quoted_list
+from icl_lens.prompts.name_order import quoted_list
 from icl_lens.prompts.tokenize import tokenizer_like
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import signed

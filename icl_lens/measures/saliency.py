@@ -10,6 +10,7 @@ code takes the absolute value of the sum.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -90,9 +91,8 @@ class SaliencyFlow(Result):
             "layer": [str(layer) for layer in range(self.rest.shape[1])]
         }
         for name in KINDS[:3]:
-            columns[name.replace("_", " ")] = [
-                f"{value:.2e}" for value in getattr(self, name).float().mean(0).tolist()
-            ]
+            means = getattr(self, name).float().mean(0).tolist()
+            columns[name.replace("_", " ")] = [f"{mean:.2e}" for mean in means]
         n, n_layers = self.rest.shape
         over = f"mean over {plural_prompts(n)}" if n > 1 else plural_prompts(n)
         title = f"SaliencyFlow, nats per edge: {over}{edits_suffix(self.edits)}"
@@ -232,10 +232,8 @@ def _saliency(view: ModelView, batch: PromptBatch, reduction: Reduction) -> list
 
     def read(layer: int, z: Tensor, gradient: Tensor) -> Tensor:
         dtype = torch.promote_types(z.dtype, torch.float32)
-        v, pattern = (
-            values[layer].heads("v", all_heads).to(dtype),
-            values[layer].seen["pattern"].to(dtype),
-        )
+        v = values[layer].heads("v", all_heads).to(dtype)
+        pattern = values[layer].seen["pattern"].to(dtype)
         _check(view, layer, pattern, v, z, batch)
         edge_gradient = einsum(
             gradient.to(dtype),
@@ -246,25 +244,27 @@ def _saliency(view: ModelView, batch: PromptBatch, reduction: Reduction) -> list
         saliency = edge_gradient.mul_(pattern).abs_().sum(1)
         return reduction(saliency.to(view.unembed_device))
 
-    def losses(log_probs: Tensor) -> Tensor:
-        return _losses(log_probs, batch)
-
-    (by_layer,) = z_gradients(view, batch, losses, read, hooks, values)
+    answer_loss = partial(_answer_loss, batch)
+    (by_layer,) = z_gradients(view, batch, answer_loss, read, hooks, values)
     return by_layer
 
 
-def _losses(
-    log_probs: Float[Tensor, "batch d_vocab"], batch: PromptBatch
+def _answer_loss(
+    batch: PromptBatch, log_probs: Float[Tensor, "batch d_vocab"]
 ) -> Float[Tensor, "batch 1"]:
-    rows = torch.arange(len(batch), device=log_probs.device)
-    answer = log_probs[rows, batch.answer_tokens.clone().to(log_probs.device)]
+    """Return −log p of each prompt's answer, nats: among its labels or, without labels, among all
+    tokens.
+    """
+    # Clones, because tensors of inference mode cannot be saved for backward.
+    device = log_probs.device
+    rows = torch.arange(len(batch), device=device)
+    answer = log_probs[rows, batch.answer_tokens.clone().to(device)]
     if not batch.labels:
         return -answer[:, None]
-    mask = batch.label_mask.clone().to(log_probs.device)
-    labels = log_probs[:, batch.label_tokens.clone().to(log_probs.device)].masked_fill(
-        ~mask, -torch.inf
-    )
-    return (labels.logsumexp(-1) - answer)[:, None]
+    is_choice = batch.label_mask.clone().to(device)
+    labels = log_probs[:, batch.label_tokens.clone().to(device)]
+    of_any_label = labels.masked_fill(~is_choice, -torch.inf).logsumexp(-1)
+    return (of_any_label - answer)[:, None]
 
 
 def _check(

@@ -21,6 +21,9 @@ EXACT = (torch.float32, torch.float64)
 def inference_kwargs(model: Any) -> Iterator[dict[str, Any]]:
     """Yield arguments for passes that keep only what hooks record; see
     `ModelView.inference_pass`.
+
+    While the block runs, attention modules drop their patterns after each pass, and GELU, of which
+    transformers' formula keeps several copies of the neurons, is computed in one step.
     """
     from transformers.activations import NewGELUActivation
 
@@ -29,19 +32,21 @@ def inference_kwargs(model: Any) -> Iterator[dict[str, Any]]:
         yield {}
         return
 
-    def forget(attn: Any, *_: Any) -> None:
+    def forget_pattern(attn: Any, *_: Any) -> None:
         attn._pattern = None
 
     handles = [
-        block.attn.register_forward_hook(forget)
+        block.attn.register_forward_hook(forget_pattern)
         for block in model.blocks
         if hasattr(block.attn, "_pattern")
     ]
-    gelu_modules = [module for module in all_modules(original) if type(module) is NewGELUActivation]
+    gelu_forwards = [
+        (module, partial(_gelu, module.forward))
+        for module in all_modules(original)
+        if type(module) is NewGELUActivation
+    ]
     try:
-        with replace_forwards(
-            [(module, partial(_gelu, module.forward)) for module in gelu_modules]
-        ):
+        with replace_forwards(gelu_forwards):
             yield {"output_attentions": False, "use_cache": False}
     finally:
         for handle in handles:

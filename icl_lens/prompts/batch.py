@@ -1,7 +1,7 @@
 """Tokenized prompts (`PromptBatch`) and the positions of their labels and texts."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any, Literal, SupportsIndex, get_args
 
@@ -12,22 +12,20 @@ from torch import Tensor
 
 from icl_lens.digest import json_digest
 from icl_lens.errors import InputError, check_at_least, short_repr
-from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Demonstration, Prompt, Template, quoted_list
+from icl_lens.prompts.name_order import quoted_list
+from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.prompts.token_ids import (
     PAD,
     TokenPositions,
     check_context_length,
     check_ids,
     check_no_padding,
-    decode_tokens,
     ids_per_row,
-    name_tokens,
     padded_ids,
-    remove_padding,
     resolve_positions,
     vocabulary_digest,
 )
-from icl_lens.shapes import check_shapes
+from icl_lens.prompts.token_rows import fields_without_labels, rows_of_ids
 
 Role = Literal["text", "true label", "false label", "query", "last", "other"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -238,11 +236,6 @@ class PromptBatch:
             columns.append(next(column for column, group in choices if name in group))
         return torch.tensor(columns, device=self.answer.device)
 
-    @property
-    def has_several_labels(self) -> bool:
-        """Whether any prompt has several labels to choose from."""
-        return bool((self.label_mask.sum(1) > 1).any())
-
     def _label_tokens_where(
         self, is_selected: Bool[Tensor, "batch label"]
     ) -> Int[Tensor, "batch selected"]:
@@ -407,13 +400,14 @@ class PromptBatch:
             >>> random.answer_tokens
             tensor([ 8, 13,  5,  8, 13, -1])
         """
-        rows = _rows_of_ids(tokens, attention_mask, model)
+        rows = rows_of_ids(tokens, attention_mask, model)
         device = tokens.device if isinstance(tokens, Tensor) else None
         if model is not None:
             check_context_length(model, rows)
             device = getattr(model.cfg, "device", None)
-        batch = text_batch(getattr(model, "tokenizer", None), rows, texts=None)
-        batch = batch if device is None else batch.to(device)
+        batch = cls(**fields_without_labels(getattr(model, "tokenizer", None), rows, texts=None))
+        if device is not None:
+            batch = batch.to(device)
         target_ids = ids_per_row(targets, len(rows), "targets")
         against_ids = ids_per_row(against, len(rows), "against", lists=True)
         for ids in (target_ids or []) + (against_ids or []):
@@ -572,133 +566,12 @@ class PromptBatch:
         check_at_least(1, size=size)
         return (self[start : start + size] for start in range(0, len(self), size))
 
-    def to_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the batch as tensors and JSON-serializable values, from which `from_state`
-        restores it.
-        """
-        prompts = []
-        for prompt in self.prompts:
-            pairs = [[shot.text, shot.label] for shot in prompt.demonstrations]
-            prompts.append([pairs, prompt.query, prompt.answer, prompt.labels])
-        names = (
-            "labels",
-            "token_strings",
-            "token_names",
-            "texts",
-            "whole_labels",
-            "label_groups",
-            "vocabulary",
-            "prepend_bos",
-        )
-        values = {name: getattr(self, name) for name in names}
-        return self._tensors(), {**values, "prompts": prompts, "template": asdict(self.template)}
-
-    @classmethod
-    def from_state(cls, tensors: dict[str, Tensor], values: dict[str, Any]) -> "PromptBatch":
-        """Restore a batch from the output of `to_state`.
-
-        Raise InputError, KeyError, TypeError or ValueError for values that are not those of a
-        batch.
-        """
-        prompts = []
-        for pairs, query, answer, labels in values["prompts"]:
-            demonstrations = [Demonstration(*pair) for pair in pairs]
-            prompts.append(Prompt(demonstrations, query, answer, labels))
-        check_shapes(cls, tensors)
-        prepend_bos = values.get("prepend_bos")
-        if not (prepend_bos is None or isinstance(prepend_bos, bool)):
-            raise ValueError("prepend_bos is neither true, false nor null")
-        vocabulary = values.get("vocabulary", "")
-        if not isinstance(vocabulary, str):
-            raise ValueError("its vocabulary is no text")
-        batch = cls(
-            **tensors,
-            labels=_texts(values["labels"]),
-            prompts=tuple(prompts),
-            template=Template(**values["template"]),
-            token_strings=list(map(list, map(_texts, values["token_strings"]))),
-            token_names=list(map(list, map(_texts, values["token_names"]))),
-            texts=_texts(values["texts"]),
-            whole_labels=_texts(values.get("whole_labels", ())),
-            label_groups=tuple(map(_texts, values.get("label_groups", ()))),
-            vocabulary=vocabulary,
-            prepend_bos=prepend_bos,
-        )
-        batch._check_ranges()
-        return batch
-
-    def _check_ranges(self) -> None:
-        """Raise ValueError for lists of another length than the batch, and positions and indices
-        out of range.
-        """
-        n_rows, width, n_labels = *self.tokens.shape, len(self.labels)
-        lists = {"prompts": self.prompts, "texts": self.texts, "token_strings": self.token_strings}
-        for name, entries in lists.items():
-            if len(entries) not in (0, n_rows):
-                raise ValueError(f"{name} has {len(entries)} entries for {n_rows} rows")
-        if len(self.label_tokens) != n_labels:
-            raise ValueError(
-                f"label_tokens has {len(self.label_tokens)} entries for {n_labels} labels"
-            )
-        if n_rows < 1:
-            raise ValueError("it has no rows")
-        limits = {
-            "last": (0, width),
-            "attention_mask": (0, 2),
-            "label_positions": (-1, width),
-            "label_ranges": (-1, width + 1),
-            "text_ranges": (-1, width + 1),
-            "demonstration_ranges": (-1, width + 1),
-            "query_range": (-1, width + 1),
-            "label_index": (-1, n_labels),
-            "answer": (-1, n_labels),
-        }
-        for name, (low, end) in limits.items():
-            values = getattr(self, name)
-            if not bool(((values >= low) & (values < end)).all()):
-                raise ValueError(f"{name} must be at least {low} and below {end}")
-
     def to(self, device: torch.device | str) -> "PromptBatch":
         """Return the batch with its tensors on `device`."""
         return replace(self, **{name: value.to(device) for name, value in self._tensors().items()})
 
     def _tensors(self) -> dict[str, Tensor]:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-
-
-def _texts(values: Sequence[Any]) -> tuple[str, ...]:
-    """Return texts of a file; raise TypeError for anything else."""
-    if not isinstance(values, (list, tuple)) or not all(isinstance(value, str) for value in values):
-        raise TypeError(f"{values!r:.80} is not a list of texts")
-    return tuple(values)
-
-
-def _rows_of_ids(
-    tokens: Tensor | Sequence[Sequence[int]],
-    attention_mask: Tensor | Sequence[Sequence[int]] | None,
-    model: Any,
-) -> list[list[int]]:
-    """Return the ids of each row without padding; raise InputError for empty rows and other values;
-    see `PromptBatch.from_tokens`.
-    """
-    try:
-        lists = tokens.tolist() if isinstance(tokens, Tensor) else tokens
-        rows = [list(map(int, row)) for row in lists]
-    except (TypeError, ValueError):
-        raise InputError(
-            f"tokens must be one list of integers per prompt, got {short_repr(tokens)}"
-        ) from None
-    for row in rows:
-        check_ids(None, row)
-    if attention_mask is not None:
-        rows = remove_padding(rows, attention_mask)
-    elif model is not None:
-        check_no_padding(getattr(model, "tokenizer", None), rows)
-    if not rows or not all(rows):
-        raise InputError(
-            "each row of tokens must have at least one token, got an empty one; remove it"
-        )
-    return rows
 
 
 def check_batch(batch: Any, name: str = "batch") -> None:
@@ -763,56 +636,3 @@ def check_against_differs(batch: PromptBatch) -> None:
             f"targets and against must differ, got token {int(batch.targets[row])} in both for row "
             f"{row}"
         )
-
-
-def text_batch(tokenizer: Any, rows: list[list[int]], texts: Sequence[str] | None) -> PromptBatch:
-    """Return rows of token ids as a batch without labels; without a tokenizer, tokens are named by
-    their ids.
-    """
-    n = len(rows)
-    if texts is None and tokenizer is not None:
-        texts = tokenizer.batch_decode(rows, clean_up_tokenization_spaces=False)
-    no_labels = torch.full((n, 0), -1)
-    return PromptBatch(
-        **row_fields(tokenizer, rows),
-        label_positions=no_labels,
-        label_ranges=no_labels.new_empty((n, 0, 2)),
-        label_index=no_labels,
-        label_mask=no_labels.bool(),
-        label_tokens=no_labels.new_empty(0),
-        answer=torch.full((n,), -1),
-        text_ranges=no_labels.new_empty((n, 0, 2)),
-        demonstration_ranges=no_labels.new_empty((n, 0, 2)),
-        query_range=torch.tensor([[0, len(row)] for row in rows]),
-        labels=(),
-        prompts=(),
-        template=DEFAULT_TEMPLATE,
-        texts=tuple(" ".join(map(str, row)) for row in rows) if texts is None else tuple(texts),
-        targets=torch.full((n,), -1),
-    )
-
-
-def row_fields(tokenizer: Any, rows: list[list[int]]) -> dict[str, Any]:
-    """Return the fields of a `PromptBatch` that depend only on its token ids, padded on the
-    right.
-    """
-    if tokenizer is None:
-        strings = names = [list(map(str, row)) for row in rows]
-        vocabulary = ""
-    else:
-        strings, names = decode_tokens(tokenizer, rows), name_tokens(tokenizer, rows)
-        vocabulary = vocabulary_digest(tokenizer)
-    longest = max(map(len, rows))
-    padded_ids_of_rows, masks = [], []
-    for row in rows:
-        n_padding = longest - len(row)
-        padded_ids_of_rows.append([*row, *[PAD] * n_padding])
-        masks.append([1] * len(row) + [0] * n_padding)
-    return {
-        "tokens": torch.tensor(padded_ids_of_rows),
-        "attention_mask": torch.tensor(masks),
-        "last": torch.tensor([len(row) - 1 for row in rows]),
-        "token_strings": strings,
-        "token_names": names,
-        "vocabulary": vocabulary,
-    }

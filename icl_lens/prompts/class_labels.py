@@ -15,7 +15,8 @@ from math import lcm
 from typing import Any
 
 from icl_lens.errors import InputError, short_repr
-from icl_lens.prompts.prompt import check_unicode, in_order, is_number, quoted_list
+from icl_lens.prompts.name_order import in_order, is_number, quoted_list
+from icl_lens.prompts.prompt import check_unicode
 
 Labels = Sequence[str] | Mapping[Any, str | Sequence[str]]
 """Words, or the word or words of each class."""

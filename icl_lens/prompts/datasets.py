@@ -16,7 +16,7 @@ from icl_lens.errors import InputError, short_repr
 from icl_lens.files import parse_json
 from icl_lens.hub import Repository, first_line, open_repository
 from icl_lens.prompts.draw import SURROGATE
-from icl_lens.prompts.prompt import quoted_list
+from icl_lens.prompts.name_order import quoted_list
 
 SUFFIXES: tuple[str, ...] = (".jsonl", ".csv", ".tsv", ".json", ".parquet")
 """Supported file suffixes."""

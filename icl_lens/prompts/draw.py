@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from icl_lens.errors import InputError, check_at_least, check_integers, short_repr, warn_user
-from icl_lens.prompts.prompt import NEWLINE, SPACE, in_order
+from icl_lens.prompts.name_order import in_order
+from icl_lens.prompts.prompt import NEWLINE, SPACE
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 """An unpaired surrogate, which no tokenizer reads."""

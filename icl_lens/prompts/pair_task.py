@@ -28,15 +28,8 @@ from icl_lens.prompts.draw import (
     warn_of_empty_cells,
 )
 from icl_lens.prompts.labeled_task import Layout
-from icl_lens.prompts.prompt import (
-    DEFAULT_TEMPLATE,
-    SPACE,
-    Prompt,
-    Template,
-    check_unicode,
-    in_order,
-    quoted_list,
-)
+from icl_lens.prompts.name_order import in_order, quoted_list
+from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, SPACE, Prompt, Template, check_unicode
 from icl_lens.prompts.prompt_list import PromptList
 from icl_lens.prompts.same_length import pairs_of_one_length
 

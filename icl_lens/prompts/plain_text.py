@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from icl_lens.errors import InputError, short_repr
-from icl_lens.prompts.batch import PromptBatch, check_against_differs, text_batch
+from icl_lens.prompts.batch import PromptBatch, check_against_differs
 from icl_lens.prompts.beginning import warn_of_other_beginning
 from icl_lens.prompts.prompt import RenderedPrompt, check_unicode
 from icl_lens.prompts.token_alignment import (
@@ -30,6 +30,7 @@ from icl_lens.prompts.token_ids import (
     name_tokens,
     padded_ids,
 )
+from icl_lens.prompts.token_rows import fields_without_labels
 
 TokenSpec = str | int
 """A token given as text in context (" Mary" with its space) or as an id."""
@@ -131,7 +132,7 @@ def tokenize_plain(
             targets.append(-1)
         else:
             targets.append(find_token(text.answer, tokenized_text, "answer"))
-    batch = text_batch(tokenizer, rows, strings)
+    batch = PromptBatch(**fields_without_labels(tokenizer, rows, strings))
     batch = replace(batch, targets=torch.tensor(targets), prepend_bos=prepend_bos)
     if texts[0].against is not None:
         against = []

@@ -11,7 +11,8 @@ from typing import Any
 
 from icl_lens.errors import InputError, short_repr
 from icl_lens.printable import visible
-from icl_lens.prompts.chat_template import render_conversations
+from icl_lens.prompts.chat_turns import chat_format
+from icl_lens.prompts.name_order import in_order, quoted_list
 
 Span = tuple[int, int]
 
@@ -24,9 +25,6 @@ _WIDE_COLON = re.compile(r"\S*(?! : | :\Z)\s+:(?!\S)\s*\S*|\S* :(?! \S|\Z)\s+\S*
 
 SPACE, NEWLINE = " ", "\n"
 """Separators of demonstrations."""
-
-# A number as it is written in a file.
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
 
 
 def check_unicode(*texts: object, what: str = "text") -> None:
@@ -44,37 +42,6 @@ def check_unicode(*texts: object, what: str = "text") -> None:
                 f"{what} must be valid Unicode, got an unpaired surrogate at character "
                 f"{error.start} of {text[:60]!r}; re-encode it as UTF-8"
             ) from None
-
-
-def is_number(name: str) -> bool:
-    """Return whether a class is written as a number, such as "3", "-1" or "0.5"."""
-    return _NUMBER.fullmatch(name) is not None
-
-
-def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Return names in an order that depends only on their set: numbers by value, then other names
-    alphabetically.
-
-    Numbers within names also count by value.
-
-    Example:
-        >>> from icl_lens.prompts.prompt import in_order
-        >>> in_order(["10", "2", "level 10", "level 9", "bar"])
-        ('2', '10', 'bar', 'level 9', 'level 10')
-    """
-
-    def key(name: str) -> tuple[bool, float, tuple[str | int, ...], str]:
-        if is_number(name):
-            return False, float(name), (), name
-        pieces = re.split("([0-9]+)", name)  # text and digits alternate
-        return (
-            True,
-            0.0,
-            tuple(int(piece) if i % 2 else piece for i, piece in enumerate(pieces)),
-            name,
-        )
-
-    return tuple(sorted({*names}, key=key))
 
 
 @dataclass(frozen=True)
@@ -512,46 +479,8 @@ class Template:
             raise InputError(
                 f"text must contain {{text}} and label {{label}} once, got {text!r} and {label!r}"
             )
-        prefill = label.partition("{label}")[0]
-        words = [f"icl{number}lens" for number in range(7)]
-        first = [] if system is None else [{"role": "system", "content": system}]
-        turns = []
-        for number, word in enumerate(words):
-            is_user = number % 2 == 0
-            content = text.replace("{text}", word) if is_user else label.replace("{label}", word)
-            turns.append({"role": "user" if is_user else "assistant", "content": content})
-        # After a turn of the user, the model's turn is begun.
-        conversations = [([*first, *turns[:n]], n % 2 == 1) for n in (7, 2, 1)]
-        texts = render_conversations(tokenizer, conversations)
-        # What each conversation has before, between and after its words.
-        all_turns, two_turns, one_turn = (re.split("|".join(words), rendered) for rendered in texts)
-        if [len(all_turns), len(two_turns), len(one_turn)] != [8, 3, 2]:
-            raise InputError(
-                "the chat template must write each message once, but it leaves some out or repeats "
-                "them; write the turns as an il.Template of your own"
-            )
-        prefix, to_label, to_text, *later_turns, end = all_turns
-        closing = two_turns[-1]  # of the model's turn
-        opening = to_text.removeprefix(closing)
-        query = (end + prefill).rstrip(" ")
-        are_alike = (
-            later_turns == [to_label, to_text] * 2
-            and one_turn == [prefix, end]
-            and to_text.startswith(closing)
-            and prefix.endswith(opening)
-            and to_label.rstrip(" ") == query
-        )
-        if not are_alike:
-            raise InputError(
-                "the chat template must write all turns alike, but they differ by their place; "
-                "write them out as an il.Template of your own"
-            )
-        return cls(
-            demonstration=f"{opening}{{text}}{to_label}{{label}}{closing}",
-            query=f"{opening}{{text}}{query}",
-            separator="",
-            prefix=prefix.removesuffix(opening),
-        )
+        turns = chat_format(tokenizer, text=text, label=label, system=system)
+        return cls(turns.demonstration, turns.query, separator="", prefix=turns.prefix)
 
     @property
     def gap(self) -> str:
@@ -692,8 +621,3 @@ def check_no_table(value: object) -> None:
         "prompts must be il.Prompt, got a DataFrame; write frame.to_csv('rows.csv', index=False) "
         f"and il.load_task('rows.csv', columns={columns})"
     )
-
-
-def quoted_list(labels: Sequence[str]) -> str:
-    """Return labels quoted and separated by commas."""
-    return ", ".join(repr(label) for label in labels)

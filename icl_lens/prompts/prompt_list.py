@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import SupportsIndex, overload
 
-from icl_lens.prompts.prompt import Prompt, in_order
+from icl_lens.prompts.name_order import in_order
+from icl_lens.prompts.prompt import Prompt
 
 MAX_NAMED = 6
 """Names of labels or classes in a summary, beyond which they are counted."""

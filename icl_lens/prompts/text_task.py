@@ -33,7 +33,8 @@ from icl_lens.prompts.draw import (
     warn_of_empty_cells,
 )
 from icl_lens.prompts.labeled_task import LabeledTask
-from icl_lens.prompts.prompt import SPACE, Prompt, check_unicode, in_order, quoted_list
+from icl_lens.prompts.name_order import in_order, quoted_list
+from icl_lens.prompts.prompt import SPACE, Prompt, check_unicode
 
 N_TRIED = 200
 """Number of prompts among which one for a given row is sought."""

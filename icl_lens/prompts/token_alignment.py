@@ -13,7 +13,8 @@ from weakref import WeakKeyDictionary
 from transformers import AutoTokenizer
 
 from icl_lens.errors import InputError, not_a_model_error
-from icl_lens.prompts.prompt import RenderedPrompt, Span, quoted_list
+from icl_lens.prompts.name_order import quoted_list
+from icl_lens.prompts.prompt import RenderedPrompt, Span
 
 
 def require_fast_tokenizer(model: Any) -> Any:

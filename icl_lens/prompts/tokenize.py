@@ -11,9 +11,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from icl_lens.errors import InputError, short_repr
-from icl_lens.prompts.batch import PromptBatch, row_fields
+from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.beginning import warn_of_other_beginning
 from icl_lens.prompts.label_tokens import Ids, LabelColumns, LabelPlace, LabelRow, LabelTokens
+from icl_lens.prompts.name_order import in_order, quoted_list
 from icl_lens.prompts.plain_text import Text, tokenize_plain
 from icl_lens.prompts.prompt import (
     DEFAULT_TEMPLATE,
@@ -24,8 +25,6 @@ from icl_lens.prompts.prompt import (
     as_prompts,
     check_no_table,
     check_unicode,
-    in_order,
-    quoted_list,
 )
 from icl_lens.prompts.token_alignment import (
     TokenizedText,
@@ -34,6 +33,7 @@ from icl_lens.prompts.token_alignment import (
     tokenize_texts,
 )
 from icl_lens.prompts.token_ids import check_context_length, check_text_length
+from icl_lens.prompts.token_rows import row_fields
 
 
 def tokenize(
@@ -183,6 +183,9 @@ def _tokenize(
 ) -> PromptBatch:
     """Return one row per prompt and decision between its labels or, with `starts`, one row per
     prompt and start.
+
+    A start is the ids of label tokens that are appended to a prompt: those up to which the labels
+    of a decision agree.
     """
     tokenizer = require_fast_tokenizer(model)
     rendered_prompts = [template.render(prompt) for prompt in prompts]
@@ -197,12 +200,10 @@ def _tokenize(
     rows: list[_Row] = []
     prompt_numbers: list[int] = []
     for number, (prompt, text, prefix) in enumerate(zip(prompts, texts, prefixes, strict=True)):
-        if starts is not None:
-            prompt_starts = [starts[number]]
-        elif _is_own_word(prompt):
-            prompt_starts = [()]
+        if starts is None:
+            prompt_starts = _starts_of_decisions(prompt, label_tokens)
         else:
-            prompt_starts = label_tokens.decisions(prompt.every_label, prompt.answer)
+            prompt_starts = [starts[number]]
         for start in prompt_starts:
             places = _label_places(prompt, text, start, label_tokens, template.gap)
             row_columns = _row_columns(prompt, start, columns)
@@ -215,6 +216,15 @@ def _tokenize(
         batch = replace(batch, decision_index=torch.tensor(prompt_numbers))
     device = getattr(model.cfg, "device", None)
     return batch if device is None else batch.to(device)
+
+
+def _starts_of_decisions(prompt: Prompt, label_tokens: LabelTokens) -> Sequence[Ids]:
+    """Return what is appended to a prompt for each decision between its labels; an answer that no
+    demonstration shows is scored alone, after the prompt itself.
+    """
+    if _is_own_word(prompt):
+        return [()]
+    return label_tokens.decisions(prompt.every_label, prompt.answer)
 
 
 def _label_columns(

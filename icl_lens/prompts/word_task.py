@@ -24,8 +24,9 @@ from icl_lens.prompts.draw import (
     spelling_key,
 )
 from icl_lens.prompts.labeled_task import LabeledTask
+from icl_lens.prompts.name_order import quoted_list
 from icl_lens.prompts.pair_task import bundled_pairs
-from icl_lens.prompts.prompt import SPACE, check_unicode, quoted_list
+from icl_lens.prompts.prompt import SPACE, check_unicode
 
 WORD_TASKS = ("sentiment-number", "number-sentiment", "animal-country", "country-animal")
 """The paper's word tasks. The second category is the true class, that of the query."""

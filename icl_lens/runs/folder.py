@@ -93,7 +93,7 @@ class RunFolder:
             theirs = json.loads(manifest.read_text(encoding="utf-8"))
             if not isinstance(theirs, dict):
                 raise TypeError("not an object")
-            different = _differences(ours, theirs)
+            different = _differences(ours, theirs)  # fails for files that are not ours
         except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             raise FolderError(
                 f"cannot read {str(manifest)!r} as a JSON object; choose another folder"

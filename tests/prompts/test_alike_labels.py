@@ -14,6 +14,7 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.analyses import task_behavior
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch_state import batch_from_state, batch_state
 
 LINES = il.Template("{text} : {label}", "{text} :", " the ")
 # In the tiny models' vocabulary, each word is a token.
@@ -49,6 +50,10 @@ def token_of(model, word: str) -> int:
     return token
 
 
+def tokens_of(model, words) -> set[int]:
+    return {token_of(model, word) for word in words}
+
+
 @pytest.fixture(scope="module")
 def batch(gpt2):
     return il.tokenize(gpt2, PROMPTS, template=LINES, prepend_bos=False)
@@ -56,14 +61,12 @@ def batch(gpt2):
 
 def written_out(model, batch) -> PromptBatch:
     """The rows as plain token ids: text and appended words, with target and comparisons."""
-    texts = [
-        f"{LINES.render(PROMPTS[number]).text} {start}".strip() for number, start, _, _ in ROWS
-    ]
-    rows = [model.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    against = [
-        sorted(token_of(model, word) for word in compared_words) for *_, compared_words in ROWS
-    ]
-    targets = [token_of(model, answer) for _, _, answer, _ in ROWS]
+    rows, targets, against = [], [], []
+    for number, appended, answer, compared_words in ROWS:
+        text = f"{LINES.render(PROMPTS[number]).text} {appended}".strip()
+        rows.append(model.tokenizer(text, add_special_tokens=False)["input_ids"])
+        targets.append(token_of(model, answer))
+        against.append(sorted(tokens_of(model, compared_words)))
     return PromptBatch.from_tokens(rows, model=model, targets=targets, against=against)
 
 
@@ -71,31 +74,32 @@ def test_each_decision_has_a_row(gpt2, batch):
     plain = written_out(gpt2, batch)
     assert torch.equal(batch.tokens, plain.tokens)
     assert batch.decision_index.tolist() == [number for number, *_ in ROWS]
-    assert torch.equal(batch.answer_tokens, plain.answer_tokens)
-    compared = [{token for token in row if token >= 0} for row in batch.other_label_tokens.tolist()]
-    assert compared == [
-        {token_of(gpt2, word) for word in compared_words} for *_, compared_words in ROWS
-    ]
-    assert batch.labels == ("cat…", "cat", "cat bar", "cat dog…", "cat dog", "cat dog foo", "foo")
-    assert [batch.labels[index] for index in batch.answer] == [
-        *("cat…", "cat dog…", "cat dog foo", "foo", "cat…", "cat", "cat…", "cat bar")
-    ]
-    # Each demonstration's label is read where it parts from what is appended.
-    read = [
-        [batch.token_strings[row][at] for at in batch.label_positions[row]] for row in (0, 1, 2)
-    ]
-    assert [[word.strip() for word in row] for row in read] == [
-        ["cat", "cat", "foo", "cat", "cat"],
-        ["dog", "bar", "foo", "the", "dog"],
-        ["the", "bar", "foo", "the", "foo"],
-    ]
-    assert "4 prompts at 8 decisions" in repr(batch)
     assert batch.queries == tuple(PROMPTS[number].query for number, *_ in ROWS)
-    assert PromptBatch.from_state(*json_copy(batch)).labels == batch.labels
+    assert "4 prompts at 8 decisions" in repr(batch)
+    assert batch_from_state(*json_copy(batch)).labels == batch.labels
+
+
+def test_each_decision_compares_the_answer_with_what_else_may_follow(gpt2, batch):
+    assert torch.equal(batch.answer_tokens, written_out(gpt2, batch).answer_tokens)
+    for row, (_, _, _, compared_words) in zip(batch.other_label_tokens.tolist(), ROWS, strict=True):
+        assert set(row) - {-1} == tokens_of(gpt2, compared_words)
+    assert batch.labels == ("cat…", "cat", "cat bar", "cat dog…", "cat dog", "cat dog foo", "foo")
+    answers = [batch.labels[index] for index in batch.answer]
+    assert answers[:4] == ["cat…", "cat dog…", "cat dog foo", "foo"]
+    assert answers[4:] == ["cat…", "cat", "cat…", "cat bar"]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    enumerate(["cat cat foo cat cat", "dog bar foo the dog", "the bar foo the foo"]),
+)
+def test_demonstrated_labels_are_read_where_they_part_from_what_is_appended(batch, row, words):
+    tokens = [batch.token_strings[row][at].strip() for at in batch.label_positions[row]]
+    assert tokens == words.split()
 
 
 def json_copy(batch):
-    tensors, values = batch.to_state()
+    tensors, values = batch_state(batch)
     return tensors, json.loads(json.dumps(values))
 
 
@@ -216,14 +220,11 @@ def test_a_check_compares_whole_labels(gpt2, monkeypatch):
     monkeypatch.setattr(task_behavior, "score", score)
     queries = "one like happy eight love sad red nine two".split()
     labels = ("cat dog", "cat bar", "foo")
-    prompts = [
-        il.Prompt(
-            [il.Demonstration(t, labels[(i + n) % 3]) for n, t in enumerate(queries[:4])],
-            q,
-            labels[i % 3],
-        )
-        for i, q in enumerate(queries * 3)
-    ]
+    prompts = []
+    for i, query in enumerate(queries * 3):
+        shown_labels = [labels[(i + n) % 3] for n in range(4)]
+        pairs = list(zip(queries[:4], shown_labels, strict=True))
+        prompts.append(il.Prompt(pairs, query, labels[i % 3]))
     check = il.task_check(gpt2, prompts, template=LINES)
     assert check.accuracy["given"].value == pytest.approx(1 / 3)
     assert check.favorite == "foo"
@@ -246,8 +247,8 @@ def test_numbers_from_ten_on_are_labels():
     model, lines = model_of("metaspace"), il.Template("{text} : {label}", "{text} :", "\n")
     demonstrations = [il.Demonstration(f"t{n}", str(n)) for n in (1, 2, 10, 12)]
     batch = il.tokenize(model, il.Prompt(demonstrations, "t", "1"), template=lines)
-    names = [[batch.token_names[row][at] for at in batch.label_positions[row]] for row in range(2)]
-    assert names == [["1", "2", "1", "1"], ["⏎", "2", "0", "2"]]
+    for row, names in enumerate((["1", "2", "1", "1"], ["⏎", "2", "0", "2"])):
+        assert [batch.token_names[row][at] for at in batch.label_positions[row]] == names
     assert batch.label_ranges[1, 0].diff().item() == 2
 
 
@@ -268,24 +269,17 @@ def test_every_decision_is_shown(gpt2, batch, row):
         assert label in text
         assert f">{label}<" in page
     assert explanation.answer == explanation.target
-    choices = {batch.labels[index] for index in batch.label_mask[row].nonzero()[:, 0].tolist()}
-    assert {*explanation.shown_only} == {*explanation.labels} - choices
-    assert (
-        text.count("no choice here") == page.count("no choice here") == len(explanation.shown_only)
-    )
-    column = {
-        label: index
-        for index, group in enumerate(batch.label_groups)
-        for label in group
-        if batch.label_mask[row, index]
-    }
-    names = [name for _, name in SHOWN if name in column]
-    demonstration_labels = [
-        explanation.labels[index]
-        for (_, name), index in zip(SHOWN, explanation.input.demonstration_labels, strict=True)
-        if name in column
-    ]
-    assert demonstration_labels == [batch.labels[column[name]] for name in names]
+    choices = batch.label_mask[row].nonzero()[:, 0].tolist()
+    n_other = len(explanation.shown_only)
+    assert {*explanation.shown_only} == {*explanation.labels} - {batch.labels[i] for i in choices}
+    assert text.count("no choice here") == page.count("no choice here") == n_other
+    stands_for = {}
+    for index in choices:
+        for label in batch.label_groups[index]:
+            stands_for[label] = batch.labels[index]
+    for (_, label), index in zip(SHOWN, explanation.input.demonstration_labels, strict=True):
+        if label in stands_for:
+            assert explanation.labels[index] == stands_for[label]
 
 
 @pytest.mark.parametrize("by", ["contrast", "effect"])

@@ -1,19 +1,21 @@
 """Words for classes: which word each class has, in which order, and which calls are refused."""
 
 import csv
+import itertools
 import json
 import random
 from collections import Counter
 from typing import get_args
 
 import pytest
+from prompt_parts import pairs_of
 
 import icl_lens as il
 from icl_lens.cli.task_options import parse_labels
 from icl_lens.errors import InputError
 from icl_lens.prompts.class_labels import class_labels
 from icl_lens.prompts.labeled_task import Layout
-from icl_lens.prompts.prompt import in_order
+from icl_lens.prompts.name_order import in_order
 
 LAYOUTS = get_args(Layout)
 BALANCED = ("random", "last", "first")
@@ -21,7 +23,10 @@ BALANCED = ("random", "last", "first")
 
 def write(path, classes, n_of_each=12, text="{} text {}"):
     """Write a CSV in random order; each text begins with its class, stripped."""
-    rows = [(text.format(name.strip(), i), name) for name in classes for i in range(n_of_each)]
+    rows = [
+        (text.format(name.strip(), i), name)
+        for name, i in itertools.product(classes, range(n_of_each))
+    ]
     random.Random(0).shuffle(rows)
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([("text", "label"), *rows])
@@ -30,15 +35,10 @@ def write(path, classes, n_of_each=12, text="{} text {}"):
 
 def labels_of_texts(prompts):
     """Return all pairs of a text's class and its label, also those of queries."""
-    demonstrated = [
-        (demonstration.text, demonstration.label)
-        for prompt in prompts
-        for demonstration in prompt.demonstrations
-    ]
-    return {
-        (text.split(" text ")[0], label)
-        for text, label in [*demonstrated, *((p.query, p.answer) for p in prompts)]
-    }
+    labeled = []
+    for prompt in prompts:
+        labeled += [*pairs_of(prompt), (prompt.query, prompt.answer)]
+    return {(text.split(" text ")[0], label) for text, label in labeled}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -67,7 +67,7 @@ def test_twelve_numbered_classes_have_words_in_the_order_of_the_numbers(tmp_path
 @pytest.mark.parametrize("layout", BALANCED)
 def test_words_without_meaning_are_exchanged_only_if_none_is_given_a_class(tmp_path, layout):
     path = write(tmp_path / "kinds.csv", ("loud", "calm"))
-    all_pairs = {(name, word) for name in ("loud", "calm") for word in ("foo", "bar")}
+    all_pairs = {*itertools.product(("loud", "calm"), ("foo", "bar"))}
     for labels in (("foo", "bar"), {"loud": ["foo", "bar"], "calm": ["bar", "foo"]}):
         prompts = il.load_task("kinds", path=path, n=40, layout=layout, labels=labels)
         assert labels_of_texts(prompts) == all_pairs

@@ -2,17 +2,20 @@
 prompt, in any batch.
 """
 
+import itertools
 import json
 
 import faults
 import pytest
 import torch
+from prompt_parts import labels_of, pairs_of, texts_of
 from small_tokenizers import model_of
 from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.errors import InputError
 from icl_lens.measures.debias import balancing_weights
+from icl_lens.prompts.batch_state import batch_from_state, batch_state
 
 PAIRS = [
     ("love", "hate"),
@@ -32,7 +35,11 @@ def write(path, pairs=PAIRS, names=("input", "output")):
     """
     rows = [dict(zip(names, pair, strict=True)) for pair in pairs]
     if "columns" in path.stem:
-        path.write_text(json.dumps({name: [row[name] for row in rows] for name in names}))
+        columns = {name: [] for name in names}
+        for row in rows:
+            for name in names:
+                columns[name].append(row[name])
+        path.write_text(json.dumps(columns))
     elif path.suffix == ".json":
         path.write_text(json.dumps(rows))
     elif path.suffix == ".jsonl":
@@ -50,27 +57,28 @@ def test_files_of_pairs_are_read(tmp_path, name):
     path = write(tmp_path / name)
     prompts = il.load_task("mine", path=path, n=22, demonstrations=5)
     assert prompts == il.PairTask("mine", path).prompts(22, demonstrations=5)
-    assert prompts == il.load_task(
-        "mine", path=write(tmp_path / "same.csv"), n=22, demonstrations=5
-    )
-    assert [p.query for p in prompts[:11]] != [a for a, _ in PAIRS], "shuffled"
-    assert sorted(p.query for p in prompts[:11]) == sorted(a for a, _ in PAIRS), (
-        "each query once before any twice"
-    )
-    for prompt in prompts:
-        demonstrated_pairs = [
-            (demonstration.text, demonstration.label) for demonstration in prompt.demonstrations
-        ]
-        assert len({*demonstrated_pairs}) == 5
-        assert {*demonstrated_pairs, (prompt.query, prompt.answer)} <= {*PAIRS}
-        assert not {prompt.query, prompt.answer} & {
-            word for pair in demonstrated_pairs for word in pair
-        }
-        assert {*prompt.labels} == {label for _, label in demonstrated_pairs} | {prompt.answer}
-        assert prompt.has_own_answer
-    prompts_of_another_seed = il.load_task("mine", path=path, n=22, demonstrations=5, seed=1)
-    assert prompts_of_another_seed != prompts
+    same_pairs = write(tmp_path / "same.csv")
+    assert prompts == il.load_task("mine", path=same_pairs, n=22, demonstrations=5)
     assert il.load_task(str(path), n=5) == il.load_task("mine", path, n=5), "a path is a name"
+
+
+def test_prompts_of_pairs_answer_with_a_word_that_no_demonstration_shows(tmp_path):
+    path = write(tmp_path / "pairs.csv")
+    for prompt in il.load_task("mine", path=path, n=22, demonstrations=5):
+        assert len({*pairs_of(prompt)}) == 5
+        assert {*pairs_of(prompt), (prompt.query, prompt.answer)} <= {*PAIRS}
+        assert not {prompt.query, prompt.answer} & {*texts_of(prompt), *labels_of(prompt)}
+        assert {*prompt.labels} == {*labels_of(prompt), prompt.answer}
+        assert prompt.has_own_answer
+
+
+def test_queries_of_pairs_are_shuffled_and_each_asked_before_any_twice(tmp_path):
+    path = write(tmp_path / "pairs.csv")
+    prompts = il.load_task("mine", path=path, n=22, demonstrations=5)
+    queries, words = [prompt.query for prompt in prompts[:11]], [word for word, _ in PAIRS]
+    assert queries != words
+    assert sorted(queries) == sorted(words)
+    assert il.load_task("mine", path=path, n=22, demonstrations=5, seed=1) != prompts
 
 
 BUNDLED = (
@@ -98,13 +106,12 @@ def test_bundled_pairs_fill_ten_shots(name):
     """
     pairs = il.PairTask(name).pairs()
     assert len({source for source, _ in pairs}) == len(pairs) >= 40
-    assert all(word == " ".join(word.split()) for pair in pairs for word in pair)
+    for pair in pairs:
+        assert all(word == " ".join(word.split()) for word in pair)
     prompts = il.load_task(name, n=len(pairs), demonstrations=10)
     assert {(prompt.query, prompt.answer) for prompt in prompts} == {*pairs}
-    assert all(
-        len({demonstration.text for demonstration in prompt.demonstrations} | {prompt.query}) == 11
-        for prompt in prompts
-    )
+    for prompt in prompts:
+        assert len({*texts_of(prompt), prompt.query}) == 11
     assert all(prompt.has_own_answer for prompt in prompts) == (name != "animal-class")
     assert f'"{name}"' in " ".join(str(il.PairTask.__doc__).split())
 
@@ -133,10 +140,8 @@ def test_shared_outputs_may_be_shown(tmp_path):
         "mine", path=write(tmp_path / "pairs.json", pairs), n=24, demonstrations=6
     )
     assert sum(prompt.has_own_answer for prompt in prompts) <= 4
-    assert all(
-        prompt.query not in {demonstration.text for demonstration in prompt.demonstrations}
-        for prompt in prompts
-    )
+    for prompt in prompts:
+        assert prompt.query not in texts_of(prompt)
     assert {prompt.labels for prompt in prompts} == {("down", "up")}
 
 
@@ -221,7 +226,7 @@ def test_each_prompt_has_its_own_choices(family_run, prompts, zero_shot):
     batch = il.tokenize(run.model, all_prompts, prepend_bos=False)
     assert len(batch.labels) > 6
     assert batch.labels == tuple(
-        sorted({label for prompt in all_prompts for label in prompt.labels})
+        sorted(set(itertools.chain.from_iterable(prompt.labels for prompt in all_prompts)))
     )
     scores, acts = il.score(run.model, batch), il.capture(run.model, batch)
     increases = il.head_log_prob_increase(acts[:8], batch[:8].answer_tokens)
@@ -285,7 +290,7 @@ def test_labels_that_look_alike_are_compared_where_they_part_or_once(family_run)
     clear = il.Prompt([il.Demonstration("be", "foot")], "see", "seen", ("foot", "seen"))
     batch = il.tokenize(model, [clear, clash])
     assert batch.answer_tokens.tolist() == [model.tokenizer(" s")["input_ids"][0]] * 2
-    assert [sum(token >= 0 for token in row) for row in batch.other_label_tokens.tolist()] == [1, 1]
+    assert (batch.other_label_tokens >= 0).sum(1).tolist() == [1, 1]
     # "gone" begins with the answer's first token, a space, and "foot" with that of "food".
     assert batch.label_mask[1].tolist() == [label in ("food", "seen") for label in batch.labels]
     # Labels of a prompt that shows its answer are compared, where they part.
@@ -365,7 +370,7 @@ def test_prompts_without_demonstrations_have_no_labels_to_look_at(gpt2, zero_sho
     assert_close(parts.query_side.sum(-1), parts.scores)
     whole = il.whole_label_log_probs(gpt2, batch)
     assert_close(whole, il.score(gpt2, batch))
-    restored = il.PromptBatch.from_state(*batch.to_state())
+    restored = batch_from_state(*batch_state(batch))
     assert (restored.prompts, restored.labels) == (batch.prompts, batch.labels)
 
 
@@ -443,20 +448,23 @@ def test_task_check_of_answers_by_a_rule(gpt2, tmp_path, monkeypatch, rule):
     accuracies, copied, behaviors = FOUND[rule]
     assert tuple(interval.value for interval in check.accuracy.values()) == accuracies
     assert list(check.accuracy) == ["given", "mismatched", "none"]
+    low_of_ten_queries = pytest.approx(0.741 * accuracies[0], abs=1e-3)
+    assert check.accuracy["given"].low == low_of_ten_queries
     assert (check.copied, check.copied_last) == copied
+    assert (check.shown, check.last_output, check.n_prompts, check.n_queries) == (0, 0, 30, 10)
+    check_behaviors_of_pairs(check, behaviors)
+    assert check.does_task == (rule in ("learns", "maps"))
+    assert ("is not shown to matter" in str(check)) == (rule == "learns")
+
+
+def check_behaviors_of_pairs(check, behaviors):
+    """Each behavior has an effect of 1 and a sentence, the others an effect of 0 and none."""
     assert check.behaviors == behaviors
-    assert {name: effect.value for name, effect in check.effects.items()} == pytest.approx(
-        {name: float(name in behaviors) for name in check.effects}
-    )
+    for name, effect in check.effects.items():
+        assert effect.value == pytest.approx(float(name in behaviors))
     for name, sentence in SENTENCES.items():
         assert (sentence in str(check)) == (name in behaviors)
     assert ("not shown to do the task" in str(check)) == (not check.does_task)
-    assert ("is not shown to matter" in str(check)) == (rule == "learns")
-    assert check.does_task == (rule in ("learns", "maps"))
-    assert (check.shown, check.last_output, check.n_prompts, check.n_queries) == (0, 0, 30, 10)
-    assert check.accuracy["given"].low == pytest.approx(0.741 * accuracies[0], abs=1e-3), (
-        "of ten queries"
-    )
 
 
 @pytest.mark.parametrize(
@@ -507,41 +515,38 @@ def test_task_check_of_classes_that_are_not_always_shown(gpt2, tmp_path, monkeyp
     assert not check.does_task
 
 
+def prompt_half_answered_by(run, number, query, answer):
+    """A prompt that every second time is answered by the model's most probable word."""
+    pairs = [pair for pair in PAIRS[number % 3 :: 3] if query not in pair][:3]
+    labels = [label for _, label in pairs]
+    text = il.tokenize(run.model, il.Prompt(pairs, query), prepend_bos=False)
+    top = run.model.tokenizer.convert_ids_to_tokens(int(hf_log_probs(run, text, 0).argmax()))
+    if number % 2 and top.isalnum() and top not in {*labels, query}:
+        answer = top
+    return il.Prompt(pairs, query, answer, (*labels, answer))
+
+
+def mismatched_prompt(prompt):
+    """The prompt in which each output has the input of the one before it in alphabetical order."""
+    words = sorted(shown_words(prompt))
+    before = dict(zip(words, [words[-1], *words[:-1]], strict=True))
+    text_of = {label: text for text, label in pairs_of(prompt)}
+    pairs = [(text_of[before[word]], word) for word in shown_words(prompt)]
+    return il.Prompt(pairs, prompt.query, prompt.answer, prompt.labels)
+
+
 def test_task_check_reads_the_most_probable_token_of_the_vocabulary(family_run):
     """Half of the answers are what plain code says comes next."""
     run = family_run("gpt2")
-    prompts = []
-    for number, (query, answer) in enumerate([*PAIRS, *PAIRS]):
-        demonstrated_pairs = [pair for pair in PAIRS[number % 3 :: 3] if query not in pair][:3]
-        demonstrations = [il.Demonstration(*pair) for pair in demonstrated_pairs]
-        text = il.tokenize(run.model, il.Prompt(demonstrations, query), prepend_bos=False)
-        top = run.model.tokenizer.convert_ids_to_tokens(int(hf_log_probs(run, text, 0).argmax()))
-        is_word = top.isalnum() and top not in {label for _, label in demonstrated_pairs} | {query}
-        answer_word = top if number % 2 and is_word else answer
-        prompts.append(
-            il.Prompt(
-                demonstrations,
-                query,
-                answer_word,
-                (*(label for _, label in demonstrated_pairs), answer_word),
-            )
-        )
+    prompts = [
+        prompt_half_answered_by(run, number, *pair) for number, pair in enumerate([*PAIRS, *PAIRS])
+    ]
     check = il.task_check(run.model, prompts, prepend_bos=False)
-    mismatched = []
-    for prompt in prompts:  # each output has the input of the one before it in alphabetical order
-        words = sorted(shown_words(prompt))
-        text_of = {
-            demonstration.label: demonstration.text for demonstration in prompt.demonstrations
-        }
-        before = dict(zip(words, [words[-1], *words[:-1]], strict=True))
-        demonstrated_pairs = [
-            il.Demonstration(text_of[before[word]], word) for word in shown_words(prompt)
-        ]
-        mismatched.append(il.Prompt(demonstrated_pairs, prompt.query, prompt.answer, prompt.labels))
+    mismatched = list(map(mismatched_prompt, prompts))
     none = [il.Prompt([], prompt.query, prompt.answer, prompt.labels) for prompt in prompts]
     for name, arranged_prompts in (("given", prompts), ("mismatched", mismatched), ("none", none)):
         batch = il.tokenize(run.model, arranged_prompts, prepend_bos=False)
-        top = [int(hf_log_probs(run, batch, row).argmax()) for row in range(len(arranged_prompts))]
+        top = [int(hf_log_probs(run, batch, row).argmax()) for row in range(len(batch))]
         right = torch.tensor(top) == batch.answer_tokens
         assert check.accuracy[name].value == float(right.double().mean())
         if name == "given":
@@ -688,7 +693,7 @@ def test_pairs_are_correct_if_the_answer_is_the_top_token_of_the_vocabulary(fami
     next.
     """
     run = family_run("gpt2")
-    rows, words = [], sorted({word for pair in PAIRS for word in pair})
+    rows, words = [], sorted(set(itertools.chain.from_iterable(PAIRS)))
     for prompt in prompts:
         demonstrated_words, batch = (
             shown_words(prompt),
