@@ -2,6 +2,7 @@
 own weights.
 """
 
+import itertools
 import math
 from typing import Any
 
@@ -183,7 +184,7 @@ def test_auroc_is_the_share_of_pairs():
         values = torch.randint(5, (9,), generator=generator).float()
         positive = torch.rand(9, generator=generator) < 0.5
         positive[:2] = torch.tensor([True, False])
-        pairs = [(a, b) for a in values[positive].tolist() for b in values[~positive].tolist()]
+        pairs = list(itertools.product(values[positive].tolist(), values[~positive].tolist()))
         expected = sum((a > b) + 0.5 * (a == b) for a, b in pairs) / len(pairs)
         assert auroc(values, positive) == pytest.approx(expected)
     assert math.isnan(auroc(torch.tensor([1.0, 2.0]), torch.tensor([True, True])))

@@ -3,6 +3,7 @@ distributed.
 """
 
 import io
+import itertools
 
 import numpy as np
 import pandas as pd
@@ -29,17 +30,14 @@ def many(gpt2, words):
 def studentized_by_draws(values, queries):
     """Return the ends of the studentized intervals of means over axis 1, draw by draw."""
     distinct = sorted(set(queries))
-    rows_of = [
-        [row for row, query in enumerate(queries) if query == distinct_query]
-        for distinct_query in distinct
-    ]
+    rows_of = [np.flatnonzero(np.array(queries) == query).tolist() for query in distinct]
     n, total = len(distinct), len(queries)
 
     def mean_and_error(numbers):
         """Return the mean over some queries, which may repeat, and its jackknife error with the
         weights of the data.
         """
-        rows = [row for number in numbers for row in rows_of[number]]
+        rows = list(itertools.chain.from_iterable(rows_of[number] for number in numbers))
         mean, squares = values[:, rows].mean(1), 0
         for number in numbers:
             deviation = (values[:, rows_of[number]] - mean[:, None]).sum(1)
@@ -49,9 +47,7 @@ def studentized_by_draws(values, queries):
         return mean, (squares * (n - 1) / n).sqrt()
 
     mean, error = mean_and_error(range(n))
-    without = [
-        values[:, [row for row in range(total) if row not in rows]].mean(1) for rows in rows_of
-    ]
+    without = [np.delete(values, rows, axis=1).mean(1) for rows in rows_of]
     assert_close(
         error,
         (sum((distinct_query - mean) ** 2 for distinct_query in without) * (n - 1) / n).sqrt(),

@@ -75,6 +75,36 @@ class Row:
         return len(self.ids)
 
     @property
+    def label_tokens(self) -> list[int]:
+        """The positions of all labels, one after another."""
+        return list(itertools.chain.from_iterable(self.labels))
+
+    @property
+    def label_starts_and_ends(self) -> list[list[int]]:
+        return [[places.start, places.stop] for places in self.labels]
+
+    @property
+    def roles(self) -> list[str]:
+        roles = ["other"] * self.n
+        for place in self.texts:
+            roles[place] = "text"
+        for place in self.query:
+            roles[place] = "query"
+        for places, is_true in zip(self.labels, self.is_true, strict=True):
+            for place in places:
+                roles[place] = "true label" if is_true else "false label"
+        roles[-1] = "last"
+        return roles
+
+    def labels_of_kind(self, *, true: bool) -> list[range]:
+        """The labels that equal the answer, or those that do not."""
+        return [
+            places
+            for places, is_true in zip(self.labels, self.is_true, strict=True)
+            if is_true == true
+        ]
+
+    @property
     def is_true(self) -> list[bool]:
         return [
             demonstration.label == self.prompt.answer
@@ -124,39 +154,36 @@ def case(request: Any, load_tiny: Any, family_folder: Any, float64: None) -> Any
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def test_positions_and_roles_are_those_counted_in_words(case: Any) -> None:
+def test_labels_are_where_they_are_counted_in_words(case: Any) -> None:
     _, batch, rows, _ = case
-    roles = batch.token_roles
     for number, row in enumerate(rows):
         count = len(row.labels)
+        before = [place - 1 for place in row.scored]
         assert batch.tokens[number, : row.n].tolist() == row.ids.tolist()
         assert batch.label_positions[number].tolist()[:count] == row.scored
-        assert batch.prediction_positions[number].tolist()[:count] == [
-            place - 1 for place in row.scored
-        ]
-        assert batch.label_ranges[number].tolist()[:count] == [
-            [label_places.start, label_places.stop] for label_places in row.labels
-        ]
-        of_tokens = batch.label_token_positions[number].tolist()
-        assert [
-            [place for place in label_places if place >= 0] for label_places in of_tokens[:count]
-        ] == [[*label_places] for label_places in row.labels]
-        missing = (
+        assert batch.prediction_positions[number].tolist()[:count] == before
+        assert batch.label_ranges[number].tolist()[:count] == row.label_starts_and_ends
+        for positions, places in zip(
+            batch.label_token_positions[number].tolist(), row.labels, strict=False
+        ):
+            assert [position for position in positions if position >= 0] == [*places]
+
+
+def test_missing_demonstrations_have_no_positions(case: Any) -> None:
+    _, batch, rows, _ = case
+    for number, row in enumerate(rows):
+        for positions in (
             batch.label_positions,
             batch.prediction_positions,
             batch.label_ranges,
             batch.label_token_positions,
-        )
-        assert all(bool((places[number, count:] == -1).all()) for places in missing)
-        expected = ["other"] * row.n
-        for role, places in (("text", row.texts), ("query", row.query)):
-            for place in places:
-                expected[place] = role
-        for label_places, is_true in zip(row.labels, row.is_true, strict=True):
-            for place in label_places:
-                expected[place] = "true label" if is_true else "false label"
-        expected[-1] = "last"
-        assert roles[number] == expected
+        ):
+            assert bool((positions[number, len(row.labels) :] == -1).all())
+
+
+def test_roles_are_those_counted_in_words(case: Any) -> None:
+    _, batch, rows, _ = case
+    assert batch.token_roles == [row.roles for row in rows]
 
 
 def test_attention_to_a_label_is_summed_over_its_tokens(case: Any) -> None:
@@ -168,9 +195,7 @@ def test_attention_to_a_label_is_summed_over_its_tokens(case: Any) -> None:
             patterns = hf(row.ids[None], output_attentions=True).attentions
         for layer, head in itertools.product(range(families.N_LAYERS), range(families.N_HEADS)):
             last = patterns[layer][0, head, -1]
-            expected = [
-                sum(float(last[place]) for place in label_places) for label_places in row.labels
-            ]
+            expected = [float(last[places.start : places.stop].sum()) for places in row.labels]
             assert_close(
                 by_demo[number, layer, head, : len(expected)],
                 torch.tensor(expected, dtype=torch.float64),
@@ -214,60 +239,89 @@ def test_keys_and_values_are_those_of_the_scored_token(case: Any) -> None:
             assert parts.of_label(batch.answer)[number, :count].tolist() == row.is_true
 
 
+@dataclass
+class AddedByAHead:
+    """What a head adds from each position, and its value parts, for the prompts of a case."""
+
+    acts: il.Activations
+    head: il.Head
+    against: torch.Tensor
+    parts: il.results.ValueParts
+    by_position: torch.Tensor
+
+    @classmethod
+    def of_case(cls, case: Any) -> "AddedByAHead":
+        model, batch, _, _ = case
+        acts, head = il.capture(model, batch, writers=True), HEADS[2]
+        against = batch.other_label_tokens[:, :1]  # several others would be first-order
+        added = il.subhead_log_prob_increase(acts, batch.answer_tokens, against=against)
+        parts = il.value_parts(acts, head, batch.answer_tokens, against=against)
+        return cls(acts, head, against, parts, added[:, head.layer, head.head])
+
+    def from_labels(self, number: int, row: Row, *, true: bool) -> float:
+        """What the head adds from all tokens of a prompt's true or false labels."""
+        places = itertools.chain.from_iterable(row.labels_of_kind(true=true))
+        return math.fsum(self.by_position[number, list(places)].tolist())
+
+
 def test_what_a_head_adds_from_a_label_comes_from_all_its_tokens(case: Any) -> None:
-    """Value parts, and their means for true and false labels, against attention times value of each
-    token.
-    """
-    model, batch, rows, _ = case
-    acts, (head, *_) = il.capture(model, batch, writers=True), HEADS[2:]
-    several = len(batch.labels) > 2  # no single other label, so values are first-order
-    against = batch.other_label_tokens
-    if several:
-        against = against[:, :1]
-    added = il.subhead_log_prob_increase(acts, batch.answer_tokens, against=against)[
-        :, head.layer, head.head
-    ]
-    parts = il.value_parts(acts, head, batch.answer_tokens, against=against)
-    is_true, by_kind = parts.of_label(batch.answer), {True: list[float](), False: list[float]()}
+    """Value parts against attention times value of each token."""
+    _, batch, rows, _ = case
+    added = AddedByAHead.of_case(case)
+    is_true = added.parts.of_label(batch.answer)
     for number, row in enumerate(rows):
-        places = parts.positions[number].tolist()
-        assert [place for place in places if place >= 0] == [
-            place for label_places in row.labels for place in label_places
-        ]
-        for kind in (True, False):
-            labels_of_kind = [
-                label_places
-                for label_places, true in zip(row.labels, row.is_true, strict=True)
-                if true == kind
-            ]
-            expected = math.fsum(
-                float(added[number, place])
-                for label_places in labels_of_kind
-                for place in label_places
-            )
-            mask = is_true[number] if kind else ~is_true[number]
-            assert_close(
-                parts.value[number, mask].sum(),
-                torch.tensor(expected, dtype=torch.float64),
-                scale=8.0,
-            )
-            by_kind[kind].append(expected)
+        places = added.parts.positions[number].tolist()
+        assert [place for place in places if place >= 0] == row.label_tokens
+        for true in (True, False):
+            mask = is_true[number] == true
+            expected = added.from_labels(number, row, true=true)
+            total = torch.tensor(expected, dtype=torch.float64)
+            assert_close(added.parts.value[number, mask].sum(), total, scale=8.0)
+
+
+def test_mean_value_parts_are_means_over_whole_labels(case: Any) -> None:
+    model, batch, rows, _ = case
     with_both_kinds = [
         number for number, row in enumerate(rows) if set(row.is_true) == {True, False}
     ]
-    if not several and with_both_kinds:
-        means = il.mean_score_parts(model, batch[with_both_kinds], [head])
-        for kind, side in ((True, "value of true labels"), (False, "value of false labels")):
-            mean = sum(by_kind[kind][number] for number in with_both_kinds) / len(with_both_kinds)
-            assert means.total(head, side)[0] == pytest.approx(mean, rel=1e-4, abs=1e-6)
+    if len(batch.labels) > 2 or not with_both_kinds:
+        return  # with several other labels, values are first-order
+    added = AddedByAHead.of_case(case)
+    means = il.mean_score_parts(model, batch[with_both_kinds], [added.head])
+    for true, side in ((True, "value of true labels"), (False, "value of false labels")):
+        values = [added.from_labels(number, rows[number], true=true) for number in with_both_kinds]
+        mean = sum(values) / len(values)
+        assert means.total(added.head, side)[0] == pytest.approx(mean, rel=1e-4, abs=1e-6)
+
+
+def test_value_parts_of_other_tokens_have_no_label(case: Any) -> None:
+    model, batch, _, _ = case
+    acts = il.capture(model, batch, writers="all")
+    against = batch.other_label_tokens[:, :1]
+    parts = il.value_parts(acts, HEADS[2], batch.answer_tokens, against=against, keys=[0, 1])
     with pytest.raises(il.InputError, match="keys must be tokens of labels"):
-        il.value_parts(
-            il.capture(model, batch, writers="all"),
-            head,
-            batch.answer_tokens,
-            against=against,
-            keys=[0, 1],
-        ).of_label(batch.answer)
+        parts.of_label(batch.answer)
+
+
+def edges_of_kinds(row: Row) -> dict[str, list[tuple[int, int]]]:
+    """The edges (to, from) of each kind in `SaliencyFlow`, counted in words."""
+    last, in_labels = row.n - 1, set(row.label_tokens)
+    kinds: dict[str, list[tuple[int, int]]] = {
+        "text_to_label": [],
+        "label_to_last": [(last, source) for source in row.label_tokens],
+        "rest": [],
+        "text_to_other": [],
+        "other_to_last": [(last, source) for source in range(last) if source not in in_labels],
+    }
+    for places in row.labels:
+        kinds["text_to_label"] += itertools.product(places, range(places.start))
+    for target, source in itertools.combinations(reversed(range(row.n)), 2):
+        edge = target, source
+        if edge not in kinds["text_to_label"] and edge not in kinds["label_to_last"]:
+            kinds["rest"].append(edge)
+        if target < row.query[0] and target not in in_labels:
+            kinds["text_to_other"].append(edge)
+    return kinds
 
 
 def test_saliency_flows_into_and_out_of_whole_labels(case: Any) -> None:
@@ -277,26 +331,9 @@ def test_saliency_flows_into_and_out_of_whole_labels(case: Any) -> None:
         choices = [batch.labels.index(label) for label in row.prompt.labels]
         ids = batch.label_tokens[choices].tolist()
         saliency = saliency_of(hf, row.ids, ids, int(batch.answer_tokens[number]))
-        all_edges, last = [(i, j) for i in range(row.n) for j in range(i)], row.n - 1
-        to_label = [
-            (i, j)
-            for label_places in row.labels
-            for i in label_places
-            for j in range(label_places.start)
-        ]
-        to_last = [(last, j) for label_places in row.labels for j in label_places]
-        in_labels = {place for label_places in row.labels for place in label_places}
-        kinds = {
-            "text_to_label": to_label,
-            "label_to_last": to_last,
-            "rest": [edge for edge in all_edges if edge not in to_label and edge not in to_last],
-            "text_to_other": [
-                (i, j) for i, j in all_edges if i < row.query[0] and i not in in_labels
-            ],
-            "other_to_last": [(last, j) for j in range(last) if j not in in_labels],
-        }
-        for kind, edges in kinds.items():
-            expected = torch.stack([saliency[:, i, j] for i, j in edges]).mean(0)
+        for kind, edges in edges_of_kinds(row).items():
+            targets, sources = zip(*edges, strict=True)
+            expected = saliency[:, targets, sources].mean(1)
             assert_close(getattr(flow, kind)[number], expected, msg=kind)
 
 
@@ -327,17 +364,12 @@ def test_a_weight_applies_to_all_tokens_of_its_label(case: Any, renormalize: boo
 def test_edges_at_labels_are_edges_at_all_their_tokens(case: Any) -> None:
     model, batch, rows, _ = case
     options: dict[str, Any] = {"part": "v", "writers": ["embed", "L0H2", "F1"]}
-    true = [
-        [
-            place
-            for label_places, is_true in zip(r.labels, r.is_true, strict=True)
-            if is_true
-            for place in label_places
-        ]
-        for r in rows
-    ]
-    with_true_label = [number for number, places in enumerate(true) if places]
-    places = [true[number] for number in with_true_label]
+    with_true_label, places = [], []
+    for number, row in enumerate(rows):
+        places_of_row = [*itertools.chain.from_iterable(row.labels_of_kind(true=True))]
+        if places_of_row:
+            with_true_label.append(number)
+            places.append(places_of_row)
     by_role = il.head_to_head_effects(
         model, batch[with_true_label], [HEADS[3]], at="true label", **options
     )
@@ -379,10 +411,8 @@ def test_labels_are_patched_token_by_token(load_tiny: Any, family_folder: Any, w
     for number, (mine, theirs) in enumerate(zip(DIFFERENT[1:], STRETCHED[1:], strict=True)):
         row, donor_row = counted(mine, 0), counted(theirs, 0)
         there = reference_passes.run(hf, donor_row.ids)
-        to, at = (
-            [*(place for label in counted_row.labels for place in label), counted_row.n - 1]
-            for counted_row in (row, donor_row)
-        )
+        to = [*row.label_tokens, row.n - 1]
+        at = [*donor_row.label_tokens, donor_row.n - 1]
 
         def put(
             donor_pattern: torch.Tensor, pattern: torch.Tensor, to: Any = to, at: Any = at
@@ -432,54 +462,55 @@ def test_a_row_that_ends_within_a_label_does_not_have_it(load_tiny: Any) -> None
     assert whole.label_ranges[0, 1].tolist() == [second.start, second.stop]
 
 
-def test_an_explanation_shows_attention_to_whole_labels(load_tiny: Any, tmp_path: Any) -> None:
-    prompt, row = DIFFERENT[0], counted(DIFFERENT[0], 0)
+@pytest.fixture
+def whole_labels_explained(load_tiny: Any) -> tuple[il.results.Explanation, il.Activations]:
+    """An explanation of a prompt whose labels have one, two and three tokens, and its pass."""
     model = load_tiny("gpt2", dtype=torch.float64)
-    explanation = il.explain(model, prompt, k=1, n_random=1, prepend_bos=False)
+    explanation = il.explain(model, DIFFERENT[0], k=1, n_random=1, prepend_bos=False)
+    batch = il.tokenize(model, DIFFERENT[:1], prepend_bos=False)
+    return explanation, il.capture(model, batch, writers=True)
+
+
+def test_an_explanation_marks_all_tokens_of_labels(
+    whole_labels_explained: Any, tmp_path: Any
+) -> None:
+    explanation, acts = whole_labels_explained
+    row = counted(DIFFERENT[0], 0)
     assert explanation.input.label_positions == tuple(row.scored)
-    assert explanation.input.label_ranges == tuple(
-        (label_places.start, label_places.stop) for label_places in row.labels
-    )
-    index = {label: i for i, label in enumerate(explanation.labels)}
-    marks = {
-        p: index[d.label]
-        for label_places, d in zip(row.labels, prompt.demonstrations, strict=True)
-        for p in label_places
-    }
+    assert explanation.input.label_ranges == tuple(map(tuple, row.label_starts_and_ends))
+    marks = {}
+    for places, demonstration in zip(row.labels, row.prompt.demonstrations, strict=True):
+        for place in places:
+            marks[place] = explanation.labels.index(demonstration.label)
     assert explanation.input.label_at == marks
-    for report, cells in zip(explanation.heads, located_table(explanation).rows, strict=True):
-        of_labels = [
-            math.fsum(report.attention[place] for place in label_places)
-            for label_places in row.labels
-        ]
-        assert_close(
-            explanation.all_heads.attention[report.head.layer][report.head.head], of_labels
-        )
-        assert_close(report.attention_to(explanation.input.label_ranges), of_labels)
-        bars = [cell.text for cell in cells if isinstance(cell, Bar)][-len(index) :]
-        sums = [of_labels[0], of_labels[1] + of_labels[3], of_labels[2]]
-        assert bars == [f"{sums[index[label]]:.2f}" for label in (ONE, TWO, THREE)]
-        true, false = (
-            math.fsum(
-                x for x, is_true in zip(of_labels, row.is_true, strict=True) if is_true == kind
-            )
-            for kind in (True, False)
-        )
-        sentence = explanation.why_sentence(report)
-        assert (
-            f"gives {true:.0%} of its attention to happy nine@{row.scored[1]}, happy nine@{row.scored[3]}"
-            in sentence
-        )
-        assert f"and {false:.0%} to foo@{row.scored[0]}, sad bad three@{row.scored[2]}" in sentence
-        # What it adds from the answer's labels, from attention times value at all their tokens.
-        acts = il.capture(model, il.tokenize(model, [prompt], prepend_bos=False), writers=True)
-        parts = il.value_parts(
-            acts, report.head, acts.batch.answer_tokens, against=acts.batch.other_label_tokens
-        )
-        assert report.why is not None
-        total = float(parts.value[parts.of_label(acts.batch.answer)].sum())
-        assert_close(report.why.value_total, total, scale=8.0)
-    explanation.save(tmp_path / "one.json")
-    assert il.results.Explanation.load(tmp_path / "one.json") == explanation
-    strip = il.html.attention_to_labels(il.capture(model, acts.batch), ["L1H0"])
+    strip = il.html.attention_to_labels(acts, ["L1H0"])
     assert dict(strip.blocks)["label_attention"].marks == marks
+    explanation.save(tmp_path / "explanation.json")
+    assert il.results.Explanation.load(tmp_path / "explanation.json") == explanation
+
+
+def test_an_explanation_shows_attention_to_whole_labels(whole_labels_explained: Any) -> None:
+    explanation, _ = whole_labels_explained
+    row, (report,) = counted(DIFFERENT[0], 0), explanation.heads
+    attention = torch.tensor(report.attention, dtype=torch.float64)
+    to_labels = [float(attention[places.start : places.stop].sum()) for places in row.labels]
+    layer, head = report.head
+    assert_close(explanation.all_heads.attention[layer][head], to_labels)
+    assert_close(report.attention_to(explanation.input.label_ranges), to_labels)
+    (cells,) = located_table(explanation).rows
+    bars = [cell.text for cell in cells if isinstance(cell, Bar)][-len(explanation.labels) :]
+    by_label = {ONE: to_labels[0], TWO: to_labels[1] + to_labels[3], THREE: to_labels[2]}
+    assert bars == [f"{by_label[label]:.2f}" for label in (ONE, TWO, THREE)]
+    sentence, (foo, first, sad, second) = explanation.why_sentence(report), row.scored
+    to_true, to_false = by_label[TWO], by_label[ONE] + by_label[THREE]
+    two = f"happy nine@{first}, happy nine@{second}"
+    assert f"gives {to_true:.0%} of its attention to {two}" in sentence
+    assert f"and {to_false:.0%} to foo@{foo}, sad bad three@{sad}" in sentence
+
+
+def test_an_explanation_adds_up_what_comes_from_whole_labels(whole_labels_explained: Any) -> None:
+    explanation, acts = whole_labels_explained
+    (report,), against = explanation.heads, acts.batch.other_label_tokens
+    parts = il.value_parts(acts, report.head, acts.batch.answer_tokens, against=against)
+    total = float(parts.value[parts.of_label(acts.batch.answer)].sum())
+    assert_close(report.why.value_total, total, scale=8.0)

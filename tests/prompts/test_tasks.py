@@ -2,6 +2,7 @@
 has the Hub.
 """
 
+import itertools
 import json
 import pickle
 import socket
@@ -12,6 +13,7 @@ from itertools import pairwise
 
 import datasets
 import pytest
+from prompt_parts import demonstrated_texts, labels_of, pairs_of, texts_of
 from small_tokenizers import model_of
 
 from icl_lens.errors import InputError
@@ -56,8 +58,7 @@ KINDS = ["ABBR", "DESC", "NUM"]
 def rows_of(split, kinds=KINDS, n_of_each=6):
     return [
         {"text": f"{split} {kind} text {i}", "label": kind}
-        for i in range(n_of_each)
-        for kind in kinds
+        for i, kind in itertools.product(range(n_of_each), kinds)
     ]
 
 
@@ -181,11 +182,10 @@ def test_seeds_give_the_same_prompts(task):
     assert first == again
     assert first != second_seed
     assert task.prompts(10, seed=1) == first[:10]
-    # A few queries are drawn from all, not the first ones.
-    assert (
-        len({frozenset(prompt.query for prompt in task.prompts(4, seed=seed)) for seed in range(5)})
-        > 1
-    )
+    query_sets = set()
+    for seed in range(5):
+        query_sets.add(frozenset(prompt.query for prompt in task.prompts(4, seed=seed)))
+    assert len(query_sets) > 1, "a few queries are drawn from all, not the first ones"
 
 
 def test_balanced_layouts_ask_for_both_classes_and_exchange_labels_in_every_second_pair(words):
@@ -197,38 +197,28 @@ def test_balanced_layouts_ask_for_both_classes_and_exchange_labels_in_every_seco
         task.prompts(20, layout=layout) for layout in ("order", "random", "last", "first")
     )
     swap = {"foo": "bar", "bar": "foo"}
-    for number, (ordered, shuffled, near, far) in enumerate(
-        zip(paper, random, last, first, strict=True)
-    ):
+    for number, prompts in enumerate(zip(paper, random, last, first, strict=True)):
+        ordered, *balanced = prompts
         asked = ordered.with_other_query() if number % 2 else ordered
         label = swap if number // 2 % 2 else {"foo": "foo", "bar": "bar"}
-        labeled_texts = {
-            (demonstration.text, label[demonstration.label])
-            for demonstration in ordered.demonstrations
-        }
-        for prompt in (shuffled, near, far):
-            assert {
-                (demonstration.text, demonstration.label) for demonstration in prompt.demonstrations
-            } == labeled_texts
-            assert (prompt.query, prompt.answer, prompt.labels) == (
-                asked.query,
-                label[asked.answer],
-                ("foo", "bar"),
-            )
-        is_own = [demonstration.label == near.answer for demonstration in near.demonstrations]
-        assert is_own == [False, False, True, True]
+        labeled_texts = {(text, label[name]) for text, name in pairs_of(ordered)}
+        for prompt in balanced:
+            assert {*pairs_of(prompt)} == labeled_texts
+            assert (prompt.query, prompt.answer) == (asked.query, label[asked.answer])
+            assert prompt.labels == ("foo", "bar")
+
+
+def test_layouts_differ_in_where_the_answers_label_stands(words):
+    task = WordTask("color-fruit", words)
+    random, last, first = (task.prompts(20, layout=name) for name in ("random", "last", "first"))
+    for near, far in zip(last, first, strict=True):
+        is_answer = [label == near.answer for label in labels_of(near)]
+        assert is_answer == [False, False, True, True]
         assert far.demonstrations == near.demonstrations[2:] + near.demonstrations[:2]
-    assert (
-        len(
-            {
-                tuple(
-                    demonstration.label == prompt.answer for demonstration in prompt.demonstrations
-                )
-                for prompt in random
-            }
-        )
-        > 2
-    )
+    orders = set()
+    for prompt in random:
+        orders.add(tuple(label == prompt.answer for label in labels_of(prompt)))
+    assert len(orders) > 2
 
 
 def test_the_papers_labels_are_given_in_the_order_true_false(words):
@@ -283,27 +273,35 @@ def test_word_tasks_that_cannot_be_are_refused(words, arguments, complaint):
 # Sentences
 
 
-def test_two_classes_a_prompt_are_those_of_query_and_another(folder):
-    prompts = load_task("trec", path=folder, n=100, layout="order", labels=("foo", "bar"))
-    assert len(prompts) == 100
-    for prompt in prompts:
-        assert [d.label for d in prompt.demonstrations] == ["bar", "bar", "foo", "foo"]
-        assert prompt.query.startswith("test ")
-        assert all(d.text.startswith("train ") for d in prompt.demonstrations)
-        assert {kind_of(text) for text in texts_labeled(prompt, "foo")} == {kind_of(prompt.query)}
-        assert (
-            len({kind_of(text) for text in texts_labeled(prompt, "bar")} - {kind_of(prompt.query)})
-            == 1
-        )
-        assert len({d.text for d in prompt.demonstrations}) == 4
+@pytest.fixture
+def prompts_of_two_classes(folder):
+    return load_task("trec", path=folder, n=100, layout="order", labels=("foo", "bar"))
+
+
+def test_two_classes_a_prompt_are_those_of_query_and_another(prompts_of_two_classes):
+    pairs = set()
+    for prompt in prompts_of_two_classes:
+        (of_foo,) = {kind_of(text) for text in texts_labeled(prompt, "foo")}
+        (of_bar,) = {kind_of(text) for text in texts_labeled(prompt, "bar")}
+        assert of_foo == kind_of(prompt.query) != of_bar
         assert (prompt.answer, prompt.labels) == ("foo", ("foo", "bar"))
-    # 18 queries in turn: each once before any twice; every ordered pair of classes is met.
-    assert {prompt.query for prompt in prompts[:18]} == {row["text"] for row in rows_of("test")}
-    assert Counter(Counter(prompt.query for prompt in prompts).values()) == Counter({6: 10, 5: 8})
-    pairs = {
-        (kind_of(prompt.query), kind_of(texts_labeled(prompt, "bar")[0])) for prompt in prompts
-    }
-    assert len(pairs) == 6
+        pairs.add((of_foo, of_bar))
+    assert len(pairs) == 6, "every ordered pair of classes is met"
+
+
+def test_demonstrations_are_of_the_other_split(prompts_of_two_classes):
+    for prompt in prompts_of_two_classes:
+        assert labels_of(prompt) == ["bar", "bar", "foo", "foo"]
+        assert prompt.query.startswith("test ")
+        assert all(text.startswith("train ") for text in texts_of(prompt))
+        assert len(set(texts_of(prompt))) == 4
+
+
+def test_each_query_is_asked_before_any_twice(prompts_of_two_classes):
+    queries = [prompt.query for prompt in prompts_of_two_classes]
+    assert len(queries) == 100
+    assert set(queries[:18]) == {row["text"] for row in rows_of("test")}
+    assert Counter(Counter(queries).values()) == Counter({6: 10, 5: 8})
 
 
 def test_all_classes_keep_their_labels(folder):
@@ -346,14 +344,12 @@ def test_labels_that_name_classes_belong_to_them(folder, labels, classes, layout
     kinds = {label: label.upper() for label in labels if label.upper() in {"NUM", "ABBR", "DESC"}}
     for prompt in prompts:
         assert prompt.labels == labels
-        assert {demo.label for demo in prompt.demonstrations} == {*labels}
-        for text, label in [
-            (prompt.query, prompt.answer),
-            *((d.text, d.label) for d in prompt.demonstrations),
-        ]:
+        assert set(labels_of(prompt)) == {*labels}
+        for text, label in [(prompt.query, prompt.answer), *pairs_of(prompt)]:
             assert kinds.get(label, kind_of(text)) == kind_of(text)
-        assert all(kind_of(text) not in kinds.values() for text in texts_labeled(prompt, "other"))
-        assert prompt.query not in {demo.text for demo in prompt.demonstrations}
+        for text in texts_labeled(prompt, "other"):
+            assert kind_of(text) not in kinds.values()
+        assert prompt.query not in texts_of(prompt)
     if classes == "binary" and layout == "random":
         assert Counter(prompt.answer for prompt in prompts) == dict.fromkeys(labels, 30)
 
@@ -369,7 +365,7 @@ def test_one_file_is_cut_in_two(tmp_path):
     path = write(tmp_path / "rows.jsonl", rows_of("one", n_of_each=8))
     prompts = load_task("mine", path=path, n=200)
     asked = {prompt.query for prompt in prompts}
-    demonstrated = {d.text for prompt in prompts for d in prompt.demonstrations}
+    demonstrated = demonstrated_texts(prompts)
     assert not asked & demonstrated
     assert asked | demonstrated == {row["text"] for row in rows_of("one", n_of_each=8)}
     assert Counter(map(kind_of, asked)) == dict.fromkeys(KINDS, 4)
@@ -380,7 +376,7 @@ def test_one_file_is_cut_in_two(tmp_path):
 def test_queries_from_the_train_split(folder):
     prompts = TextTask("trec", folder, split="train").prompts(100)
     asked = {prompt.query for prompt in prompts}
-    assert not asked & {d.text for prompt in prompts for d in prompt.demonstrations}
+    assert not asked & demonstrated_texts(prompts)
     assert all(query.startswith("train ") for query in asked)
 
 
@@ -389,7 +385,7 @@ def test_texts_in_both_splits_are_asked_for_only(folder):
     write(folder / "test.jsonl", [*rows_of("test"), shared_row])
     prompts = load_task("trec", path=folder, n=60)
     assert shared_row["text"] in {prompt.query for prompt in prompts}
-    assert shared_row["text"] not in {d.text for prompt in prompts for d in prompt.demonstrations}
+    assert shared_row["text"] not in demonstrated_texts(prompts)
 
 
 def test_what_becomes_of_odd_texts(folder):
@@ -430,7 +426,7 @@ def test_other_files_and_columns_are_read(tmp_path, suffix):
 
 def test_numbers_as_labels_survive_an_empty_cell(tmp_path):
     """An empty cell turns a CSV column of integers into floats; the classes stay the same."""
-    lines = [f"text {kind} {i},{kind}" for i in range(6) for kind in range(3)]
+    lines = [f"text {kind} {i},{kind}" for i, kind in itertools.product(range(6), range(3))]
     (tmp_path / "train.csv").write_text("text,label\n" + "\n".join([*lines, "text without label,"]))
     write(tmp_path / "test.jsonl", [{"text": f"ask {i}", "label": i % 3} for i in range(6)])
     for prompt in TextTask("mine", tmp_path, classes="all").prompts(
@@ -527,9 +523,7 @@ def test_rows_of_one_length_align(tmp_path, options, prefix):
     aligned = load_task("color-fruit", **options, same_length_for=model, template=template)
     assert len(aligned) == 12
     assert len(layouts(aligned, model, template)) == 1
-    texts = {
-        demonstration.text for prompt in aligned for demonstration in prompt.demonstrations
-    } | {prompt.query for prompt in aligned}
+    texts = demonstrated_texts(aligned) | {prompt.query for prompt in aligned}
     for before in ("", " "):
         assert len({len(model.tokenizer(f"{before}{text}")["input_ids"]) for text in texts}) == 1
 
@@ -547,11 +541,8 @@ def test_sentences_of_one_length_align(tmp_path, classes):
         "one two",
         "the one two",
     ]
-    rows = [
-        {"text": f"{word} {text}", "label": kind}
-        for kind, word in (("p", "love"), ("q", "sad"))
-        for text in texts
-    ]
+    rows = [{"text": f"love {text}", "label": "p"} for text in texts]
+    rows += [{"text": f"sad {text}", "label": "q"} for text in texts]
     path = write(tmp_path / "rows.jsonl", rows)
     task, options = TextTask("mine", path, classes=classes), {"n": 6, "labels": ["foo", "bar"]}
     assert len(layouts(task.prompts(**options), model, Template())) > 1

@@ -51,22 +51,22 @@ def test_the_papers_positions_whatever_the_tokenizer(kind, prepend_bos):
         return
     batch = tokenize(model_of(kind), [PAPER], prepend_bos=prepend_bos)
     shift = int(kind == "metaspace" if prepend_bos is None else prepend_bos)
-    assert batch.label_positions.tolist() == [[shift + p for p in (2, 5, 8, 11)]]
-    assert batch.demonstration_ranges.tolist() == [
-        [[shift + p, shift + p + 3] for p in (0, 3, 6, 9)]
-    ]
+
+    def shifted(*positions):
+        return (torch.tensor([positions]) + shift).tolist()
+
+    assert batch.label_positions.tolist() == shifted(2, 5, 8, 11)
+    assert batch.demonstration_ranges.tolist() == shifted([0, 3], [3, 6], [6, 9], [9, 12])
+    assert batch.text_ranges.tolist() == shifted([0, 1], [3, 4], [6, 7], [9, 10])
+    assert batch.query_range.tolist() == shifted(12, 13)
     assert batch.last.tolist() == [shift + 13]
     assert batch.tokens.shape == (1, shift + 14)  # nothing at the end
-    assert batch.text_ranges.tolist() == [[[shift + p, shift + p + 1] for p in (0, 3, 6, 9)]]
-    assert batch.query_range.tolist() == [[shift + 12, shift + 13]]
     if shift:
         assert batch.tokens[0, 0] == tokenizer_of(kind).bos_token_id
     space = "" if kind == "word" else "_"
     assert strings(kind, batch.label_tokens) == [f"{space}bar", f"{space}foo"]
-    assert (
-        batch.tokens[0, batch.label_positions[0]].tolist()
-        == batch.label_tokens[[0, 0, 1, 1]].tolist()
-    )
+    read = batch.tokens[0, batch.label_positions[0]].tolist()
+    assert read == batch.label_tokens[[0, 0, 1, 1]].tolist()
 
 
 @pytest.mark.parametrize(("kind", "front"), [("byte", []), ("metaspace", ["<s>"])])
@@ -226,28 +226,38 @@ RAGGED = [
 ]
 
 
+ID_OF = {word: index for index, word in enumerate(WORDS.split(), 1)}
+
+
+def test_ragged_rows_have_their_own_tokens_and_lengths():
+    batch = tokenize(model_of("word"), RAGGED)
+    assert batch.token_strings[0] == "love : bar like : bar eight : foo two : foo one :".split()
+    assert batch.tokens[0].tolist() == [ID_OF[word] for word in batch.token_strings[0]]
+    assert batch.tokens.shape == (3, 14)
+    assert batch.attention_mask.sum(-1).tolist() == [14, 7, 10]
+    assert batch.last.tolist() == [13, 6, 9]
+    assert [len(row) for row in batch.token_strings] == [14, 7, 10]
+
+
 def test_four_classes_and_ragged_rows_keep_their_places():
     batch = tokenize(model_of("word"), RAGGED)
-    id_of = {word: index for index, word in enumerate(WORDS.split(), 1)}
-    assert batch.token_strings[0] == "love : bar like : bar eight : foo two : foo one :".split()
-    assert batch.tokens[0].tolist() == [id_of[word] for word in batch.token_strings[0]]
-    assert batch.tokens.shape == (3, 14)
+    assert batch.label_positions.tolist() == [[2, 5, 8, 11], [2, -1, -1, -1], [4, 7, -1, -1]]
+    assert batch.label_index.tolist() == [[0, 0, 1, 1], [3, -1, -1, -1], [1, 0, -1, -1]]
+    assert batch.text_ranges[2].tolist() == [[0, 3], [5, 6], [-1, -1], [-1, -1]]
+    assert batch.query_range.tolist() == [[12, 13], [3, 6], [8, 9]]
+
+
+def test_ragged_rows_have_their_own_choices_and_answers():
+    batch = tokenize(model_of("word"), RAGGED)
     assert batch.labels == ("bar", "foo", "happy", "sad")
     assert batch.label_mask.tolist() == [
         [True, True, False, False],
         [False, True, True, True],  # two of them never demonstrated there
         [True, True, False, False],
     ]
-    assert batch.attention_mask.sum(-1).tolist() == [14, 7, 10]
-    assert batch.last.tolist() == [13, 6, 9]
-    assert batch.label_positions.tolist() == [[2, 5, 8, 11], [2, -1, -1, -1], [4, 7, -1, -1]]
-    assert batch.label_index.tolist() == [[0, 0, 1, 1], [3, -1, -1, -1], [1, 0, -1, -1]]
-    assert batch.text_ranges[2].tolist() == [[0, 3], [5, 6], [-1, -1], [-1, -1]]
-    assert batch.query_range.tolist() == [[12, 13], [3, 6], [8, 9]]
     assert batch.answer.tolist() == [1, -1, 0]
-    assert batch.label_tokens.tolist() == [id_of[word] for word in batch.labels]
-    assert batch.answer_tokens.tolist() == [id_of["foo"], -1, id_of["bar"]]
-    assert [len(row) for row in batch.token_strings] == [14, 7, 10]
+    assert batch.label_tokens.tolist() == [ID_OF[word] for word in batch.labels]
+    assert batch.answer_tokens.tolist() == [ID_OF["foo"], -1, ID_OF["bar"]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -267,39 +277,62 @@ def test_a_row_does_not_depend_on_its_neighbors(kind):
         assert torch.equal(batch.label_tokens, alone.label_tokens)
 
 
-def test_slices_are_batches_of_their_prompts():
-    batch = tokenize(model_of("word"), RAGGED)
-    assert same(batch[:], batch)
-    tail = batch[1:]
-    assert tail.tokens.shape == tail.attention_mask.shape == (2, 10)  # padding no row needs is gone
-    assert torch.equal(tail.tokens, batch.tokens[1:, :10])
-    assert tail.labels == batch.labels
-    numbers = {"1 to 4 demonstrations": batch, "1 to 2 demonstrations": tail}
-    for number, ragged in numbers.items():
-        assert f"{number}, labels" in repr(ragged)
-    assert "1 demonstration, labels" in repr(batch[1])
-    assert torch.equal(tail.label_tokens, batch.label_tokens)
-    assert tail.label_positions.tolist() == [
-        [2, -1, -1, -1],
-        [4, 7, -1, -1],
-    ]  # results of pieces can be joined
-    assert tail.prompts == batch.prompts[1:]
-    assert tail.token_strings == batch.token_strings[1:]
-    assert tail.answer_tokens.tolist() == batch.answer_tokens[1:].tolist()
+@pytest.fixture(scope="module")
+def ragged():
+    return tokenize(model_of("word"), RAGGED)
+
+
+def test_slices_are_batches_of_their_prompts(ragged):
+    tail = ragged[1:]
+    assert same(ragged[:], ragged)
+    assert tail.prompts == ragged.prompts[1:]
+    assert tail.token_strings == ragged.token_strings[1:]
+    assert tail.answer_tokens.tolist() == ragged.answer_tokens[1:].tolist()
+    assert ragged[[2, 0]].prompts == (ragged.prompts[2], ragged.prompts[0])
+
+
+def test_slices_lose_padding_that_no_row_needs(ragged):
+    tail = ragged[1:]
+    assert tail.tokens.shape == tail.attention_mask.shape == (2, 10)
+    assert torch.equal(tail.tokens, ragged.tokens[1:, :10])
+
+
+def test_slices_keep_labels_and_demonstrations_so_that_results_can_be_joined(ragged):
+    tail = ragged[1:]
+    assert tail.labels == ragged.labels
+    assert torch.equal(tail.label_tokens, ragged.label_tokens)
+    assert tail.label_positions.tolist() == [[2, -1, -1, -1], [4, 7, -1, -1]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "number"),
+    [
+        ([0, 1, 2], "1 to 4 demonstrations"),
+        ([1, 2], "1 to 2 demonstrations"),
+        ([1], "1 demonstration"),
+    ],
+)
+def test_a_batch_says_how_many_demonstrations_it_has(ragged, rows, number):
+    assert f"{number}, labels" in repr(ragged[rows])
+
+
+def test_rows_are_selected_like_those_of_a_tensor(ragged):
     for index in ([1, 2], [-2, -1], torch.tensor([1, 2]), torch.tensor([False, True, True])):
-        assert same(tail, batch[index])
+        assert same(ragged[1:], ragged[index])
     for last in (-1, np.int64(2), torch.tensor(2)):
-        assert same(batch[last], batch[2:])
-    assert batch[[2, 0]].prompts == (batch.prompts[2], batch.prompts[0])
-    assert [len(row) for row in batch] == [1, 1, 1]
+        assert same(ragged[last], ragged[2:])
+    assert [len(row) for row in ragged] == [1, 1, 1]
+    for piece, expected in zip(ragged.split(2), [ragged[:2], ragged[2:]], strict=True):
+        assert same(piece, expected)
+
+
+def test_missing_rows_and_empty_selections_are_refused(ragged):
     for missing in (3, torch.tensor([True, False])):
         with pytest.raises(IndexError):
-            batch[missing]
+            ragged[missing]
     for nothing in ([], slice(3, None), torch.zeros(3, dtype=torch.bool)):
         with pytest.raises(InputError, match="must select at least one"):
-            batch[nothing]
-    for piece, expected in zip(batch.split(2), [batch[:2], batch[2:]], strict=True):
-        assert same(piece, expected)
+            ragged[nothing]
 
 
 def test_batches_lie_on_the_models_device():

@@ -4,6 +4,7 @@ guessed.
 
 import contextlib
 import io
+import itertools
 import json
 
 import faults
@@ -12,25 +13,24 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from prompt_parts import demonstrated_texts
 
 import icl_lens as il
 from icl_lens.prompts.datasets import read_files
 from icl_lens.prompts.tasks import load_task, named_task
 from icl_lens.runs.folder import CorruptChunk, RunFolder
 
-GOOD = "".join(
-    json.dumps({"text": f"{kind} text {i}", "label": kind}) + "\n"
-    for kind in "ab"
-    for i in range(8)
-)
-CSV = "text,label\n" + "".join(f"{kind} text {i},{kind}\n" for kind in "ab" for i in range(8))
+ROWS = [(f"{kind} text {i}", kind) for kind, i in itertools.product("ab", range(8))]
+GOOD = "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in ROWS)
+CSV = "text,label\n" + "".join(f"{text},{label}\n" for text, label in ROWS)
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
 def lines(*labels, text="text"):
     """Eight rows of each label."""
     rows = [
-        {"text": f"{text} {i} of {label!r}", "label": label} for label in labels for i in range(8)
+        {"text": f"{text} {i} of {label!r}", "label": label}
+        for label, i in itertools.product(labels, range(8))
     ]
     return "".join(json.dumps(row) + "\n" for row in rows)
 
@@ -128,14 +128,7 @@ def test_classes_are_read_as_written(tmp_path, kinds, suffix):
     assert [(row["text"], row["label"] or "") for row in read_files([path]).rows] == rows
     if "" not in kinds:
         prompts = load_task("mine", path=path, n=8, labels=("foo", "bar"))
-        texts = {
-            text
-            for prompt in prompts
-            for text in (
-                prompt.query,
-                *(demonstration.text for demonstration in prompt.demonstrations),
-            )
-        }
+        texts = demonstrated_texts(prompts) | {prompt.query for prompt in prompts}
         assert texts <= {text for text, _ in rows}
 
 

@@ -5,6 +5,7 @@ test_pages_in_browser.
 import base64
 import gzip
 import html as stdlib_html
+import itertools
 import json
 import re
 import shlex
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import explanations as ex
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -49,15 +51,13 @@ def strips(source):
     token = re.compile(
         r'<span role=listitem(?: class="([^"]*)")?(?: style=--v:(\d+)%)? title="([^"]*)">(.*?)</span>'
     )
-    return [
-        [
-            (stdlib_html.unescape(text), classes, int(share or 0), title)
-            for classes, share, title, text in spans
-        ]
-        for spans in (
-            token.findall(strip) for strip in re.findall(r'<div class="strip.*?</div>', source)
-        )
-    ]
+    tokens_of_strips = []
+    for strip in re.findall(r'<div class="strip.*?</div>', source):
+        tokens_of_strips.append([])
+        for classes, share, title, text in token.findall(strip):
+            shown_token = (stdlib_html.unescape(text), classes, int(share or 0), title)
+            tokens_of_strips[-1].append(shown_token)
+    return tokens_of_strips
 
 
 @pytest.fixture(scope="module")
@@ -78,12 +78,11 @@ def test_nothing_on_a_page_points_outside(paper):
         *map(str, every_element(paper)),
     ]:
         page = Page(source)
-        links = [
-            a[k]
-            for _, a in page.elements
-            for k in ("src", "href", "srcset", "action", "data")
-            if a.get(k)
-        ]
+        links = []
+        for _, attributes in page.elements:
+            for name in ("src", "href", "srcset", "action", "data"):
+                if attributes.get(name):
+                    links.append(attributes[name])
         assert links == ["data:,"]  # the empty icon, without which browsers ask for one
         styles = "".join(re.findall(r"<style>(.*?)</style>", source, re.S))
         assert "url(" not in styles
@@ -291,18 +290,19 @@ def test_numbers_have_one_form():
 
 
 def test_every_head_has_a_cell_with_its_value(paper, paper_page):
-    cells = {
-        a["data-head"]: a for t, a in paper_page.elements if t == "button" and "data-value" in a
-    }
+    cells = {}
+    for tag, attributes in paper_page.elements:
+        if tag == "button" and "data-value" in attributes:
+            cells[attributes["data-head"]] = attributes
     assert len(cells) == 24
-    reach = max(abs(x) for row in paper.all_heads.increase for x in row)
-    for layer, row in enumerate(paper.all_heads.increase):
-        for head, value in enumerate(row):
-            cell = cells[f"L{layer}H{head}"]
-            assert float(cell["data-value"]) == pytest.approx(value, rel=1e-4)
-            assert cell["aria-label"].startswith(f"L{layer}H{head}, {signed(value)} nats")
-            assert cell["style"] == f"--v:{100 * abs(value) / reach:.1f}%"
-            assert cell["class"].split()[0] == ("p" if value >= 0 else "n")
+    increases = np.array(paper.all_heads.increase)
+    reach = np.abs(increases).max()
+    for (layer, head), value in np.ndenumerate(increases):
+        cell = cells[f"L{layer}H{head}"]
+        assert float(cell["data-value"]) == pytest.approx(value, rel=1e-4)
+        assert cell["aria-label"].startswith(f"L{layer}H{head}, {signed(value)} nats")
+        assert cell["style"] == f"--v:{100 * abs(value) / reach:.1f}%"
+        assert cell["class"].split()[0] == ("p" if value >= 0 else "n")
     ringed = [name for name, cell in cells.items() if "top" in cell["class"]]
     assert sorted(ringed) == sorted(str(report.head) for report in paper.heads)
 
@@ -610,9 +610,8 @@ def test_text_is_legible_on_the_deepest_color_of_tokens_and_cells():
 def test_elements_show_the_chosen_heads_on_one_scale(paper):
     heads = [report.head for report in paper.heads[3:5]]
     head_strips = strips(str(html.subhead_values(paper, heads)))
-    reach = max(
-        abs(x) for report in paper.heads[3:5] for x in report.position_increases
-    )  # one scale
+    # One scale for both heads.
+    reach = max(max(map(abs, report.position_increases)) for report in paper.heads[3:5])
     for strip, report in zip(head_strips, paper.heads[3:5], strict=True):
         values = report.position_increases
         assert [title for _, _, _, title in strip] == [
@@ -657,7 +656,8 @@ def twin(displayed):
     assert {"iframe", "script", "style", "button", "svg"}.isdisjoint(
         tag for tag, _ in page.elements
     )
-    assert not [a for _, a in page.elements if any(name.startswith("on") for name in a)]
+    for _, attributes in page.elements:
+        assert not any(name.startswith("on") for name in attributes)
     return page
 
 
@@ -667,7 +667,7 @@ def test_every_picture_has_a_static_twin_with_its_numbers(paper):
     value = f"“{paper.input.tokens[strongest]}” at {strongest} {signed(report.position_increases[strongest])}"
     seen = max(range(14), key=lambda i: report.attention[i])
     weight = f"“{paper.input.tokens[seen]}” at {seen} {report.attention[seen]:.3f}"
-    cells = [signed(x, 2) for row in paper.all_heads.increase for x in row]
+    cells = [signed(x, 2) for x in itertools.chain.from_iterable(paper.all_heads.increase)]
     expected = [
         [weight],
         ["“love” at 0 0.071"],
@@ -726,32 +726,39 @@ def test_comparing_models_of_other_shapes_and_prompts_of_other_labels(paper):
 def test_a_free_page_has_tokens_instead_of_labels():
     explanation = ex.free()
     page = Page(explanation.to_html())
-    assert "Explained token: ␣Mary" in page.text
-    assert "against ␣John" in page.text
-    assert "attends most to" in page.text
-    assert "Labels" not in page.text
+    for text in ("Explained token: ␣Mary", "against ␣John", "attends most to"):
+        assert text in page.text
     assert "Label" not in page.text
     assert explanation.verdict in page.text
     position, weight = explanation.heads[0].top_attended(1)[0]
     assert f"{explanation.input.token_names[position]}\u00a0{weight:.2f}" in page.text
+
+
+def test_a_free_page_has_the_attention_to_all_tokens():
+    explanation = ex.free()
+    page = Page(explanation.to_html())
     data = json.loads(next(script for script in page.scripts if script.startswith('{"labels"')))
     assert [demo["position"] for demo in data["demos"]] == list(explanation.all_heads.positions)
     assert data["attention"][0][0] == pytest.approx(explanation.all_heads.attention[0][0], abs=1e-4)
+
+
+def test_strips_of_a_free_page_have_all_tokens_and_dim_none():
+    explanation = ex.free()
     source = explanation.to_html()
-    assert {tuple(token for token, *_ in strip) for strip in strips(source)} == {
-        explanation.input.token_names
-    }
-    assert {attributes["class"] for attributes in page.all("div", role="list")} == {
-        "strip",
-        "strip attention",
-    }  # none is dimmed
-    for element in (
-        html.attention_to_labels(explanation),
-        html.subhead_values(explanation),
-        html.words_by_position(explanation),
-        html.head_heatmap(explanation),
-    ):
-        assert explanation.input.tokens[1] in str(element)
+    strips_of_page = strips(source)
+    assert strips_of_page
+    for strip in strips_of_page:
+        assert tuple(token for token, *_ in strip) == explanation.input.token_names
+    classes = {attributes["class"] for attributes in Page(source).all("div", role="list")}
+    assert classes == {"strip", "strip attention"}
+
+
+@pytest.mark.parametrize(
+    "element", ["attention_to_labels", "subhead_values", "words_by_position", "head_heatmap"]
+)
+def test_elements_of_free_text_show_its_tokens(element):
+    explanation = ex.free()
+    assert explanation.input.tokens[1] in str(getattr(html, element)(explanation))
 
 
 def test_the_command_of_plain_text_names_its_answer():
@@ -800,10 +807,9 @@ def test_what_heads_support_is_decided_by_the_numbers(paper):
     layers = {"attn_contrast": paper.layers.attn, "ffn_contrast": paper.layers.ffn}
     largest = tuple(replace(part, contrast=0.1) for part in paper.subheads.largest)
     explanation = ex.changed(paper, heads=heads, largest=largest, compared_with=("bar",), **layers)
-    named = {
-        which: [f"L9H{i}" for i, case in enumerate(SUPPORTS) if case[2] == which]
-        for _, _, which in SUPPORTS
-    }
+    named: dict[str, list[str]] = {}
+    for i, (_, _, which) in enumerate(SUPPORTS):
+        named.setdefault(which, []).append(f"L9H{i}")
     groups = {"foo": "answer", "bar": "others", "both": "both", "neither": "neither"}
     line = "; ".join(f"{name} in {joined(named[which])}" for name, which in groups.items())
     text = Page(explanation.to_html()).text
@@ -815,7 +821,7 @@ def test_what_heads_support_is_decided_by_the_numbers(paper):
 @pytest.mark.parametrize("by", ["contrast", "effect", "exchange"])
 def test_heads_are_shown_by_the_score_that_ranks_them(paper, by):
     """The map's cells, the panels' text and the command have this score."""
-    scores = tuple(tuple(-x for x in row) for row in paper.all_heads.increase)
+    scores = tuple(map(tuple, (-np.array(paper.all_heads.increase)).tolist()))
     explanation = ex.changed(
         paper,
         by=by,
@@ -824,7 +830,7 @@ def test_heads_are_shown_by_the_score_that_ranks_them(paper, by):
     )
     page = Page(explanation.to_html())
     cells = [float(a["data-value"]) for a in page.all("button") if "data-value" in a]
-    assert cells == pytest.approx([x for row in scores for x in row], rel=1e-4)
+    assert cells == pytest.approx(np.ravel(scores), rel=1e-4)
     assert html.head_heatmap(explanation).title == f"{by.capitalize()} by layer and head"
     first = explanation.heads[0]
     assert f"{by} {signed(-first.increase)}" in page.text

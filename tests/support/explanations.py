@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from icl_lens.analyses.explanation import Explanation
@@ -48,28 +49,52 @@ def shown_text(printable: Any, width: int = 4000) -> str:
 
 def changed(explanation: Explanation, **values: Any) -> Explanation:
     """Return an explanation with other values of fields, each in the section that has it."""
-    sections = (
-        "settings",
-        "input",
-        "scores",
-        "layers",
-        "all_heads",
-        "subheads",
-    )  # `target` is the one of scores
-    section_of = {
-        section_field.name: name
-        for name in sections
-        for section_field in fields(getattr(explanation, name))
-    }
-    top_values = {name: values[name] for name in values if name not in section_of}
+    section_of = {}
+    # `target` is the one of scores
+    for section in ("settings", "input", "scores", "layers", "all_heads", "subheads"):
+        for section_field in fields(getattr(explanation, section)):
+            section_of[section_field.name] = section
     by_section: dict[str, dict[str, Any]] = defaultdict(dict)
-    for name in values.keys() - top_values.keys():
-        by_section[section_of[name]][name] = values[name]
-    return replace(
-        explanation,
-        **top_values,
-        **{k: replace(getattr(explanation, k), **v) for k, v in by_section.items()},
-    )
+    top_values = {}
+    for name, value in values.items():
+        if name in section_of:
+            by_section[section_of[name]][name] = value
+        else:
+            top_values[name] = value
+    for section, section_values in by_section.items():
+        top_values[section] = replace(getattr(explanation, section), **section_values)
+    return replace(explanation, **top_values)
+
+
+class Inventor:
+    """Invents numbers that depend on the seed only."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+
+    def normal(self, n: int, mean: float = 0.0, deviation: float = 1.0) -> tuple[float, ...]:
+        return tuple(self.rng.gauss(mean, deviation) for _ in range(n))
+
+    def increases(self, n: int) -> tuple[float, ...]:
+        """Increases of heads, of which one in fifty is large."""
+        values = []
+        for _ in range(n):
+            increase = self.rng.gauss(0, 0.05)
+            if self.rng.random() < 0.02:
+                increase += 2.0
+            values.append(increase)
+        return tuple(values)
+
+    def attention(self, n: int) -> tuple[float, ...]:
+        """Attention to n tokens, most of it to a few; its sum is 1."""
+        raw = [self.rng.random() ** 4 for _ in range(n)]
+        return tuple(x / sum(raw) for x in raw)
+
+    def log_probs(self, n: int) -> tuple[float, ...]:
+        """Log-probabilities of n labels, whose probabilities add up to less than 1."""
+        raw = self.normal(n)
+        total = math.log(sum(map(math.exp, raw)) + 0.1)
+        return tuple(x - total for x in raw)
 
 
 def made(
@@ -90,39 +115,17 @@ def made(
     """
     if isinstance(prompt, str):
         prompt = Prompt.parse(prompt, answer=answer)
-    rng = random.Random(seed)
-    text = Template().render(prompt).text
-    n = len(tokens or text.split())
-    tokens = tuple(tokens or text.split())
-    positions = tuple(3 * i + 2 for i in range(len(prompt.demonstrations)))
-    index = tuple(
-        prompt.labels.index(demonstration.label) for demonstration in prompt.demonstrations
-    )
-    increases = tuple(
-        tuple(rng.gauss(0, 0.05) + (2.0 if rng.random() < 0.02 else 0) for _ in range(heads))
-        for _ in range(layers)
-    )
-    ranked = sorted(
-        (Head(layer, head) for layer in range(layers) for head in range(heads)),
-        key=lambda head: -increases[head.layer][head.head],
-    )
-    rows = {}
-    for layer in range(layers):
-        for head in range(heads):
-            raw = [rng.random() ** 4 for _ in range(n)]
-            rows[layer, head] = tuple(x / sum(raw) for x in raw)
-
-    def scores() -> tuple[float, ...]:
-        raw = [rng.gauss(0, 1) for _ in prompt.labels]
-        total = math.log(sum(map(math.exp, raw)) + 0.1)
-        return tuple(x - total for x in raw)
-
-    scored = scores()
-    target = prompt.answer or max(zip(scored, prompt.labels, strict=True))[1]
-    layer_report = LayerReport(
-        tuple(rng.gauss(0.2, 0.5) for _ in range(layers)),
-        tuple(rng.gauss(0.1, 0.3) for _ in range(layers)),
-    )
+    invent, n_labels = Inventor(seed), len(prompt.labels)
+    tokens = tuple(tokens or Template().render(prompt).text.split())
+    n, n_demonstrations = len(tokens), len(prompt.demonstrations)
+    positions = tuple(range(2, 3 * n_demonstrations, 3))
+    increases = tuple(invent.increases(heads) for _ in range(layers))
+    ranked = [Head(layer, head) for layer in range(layers) for head in range(heads)]
+    ranked.sort(key=lambda head: -increases[head.layer][head.head])
+    attention = {Head(*place): invent.attention(n) for place in np.ndindex(layers, heads)}
+    log_probs = invent.log_probs(n_labels)
+    target = prompt.answer or max(zip(log_probs, prompt.labels, strict=True))[1]
+    layer_report = LayerReport(invent.normal(layers, 0.2, 0.5), invent.normal(layers, 0.1, 0.3))
     return Explanation(
         model=model,
         input=InputReport(
@@ -133,11 +136,13 @@ def made(
             token_names=tokens,
             label_positions=positions,
             label_ranges=tuple((position, position + 1) for position in positions),
-            demonstration_labels=index,
+            demonstration_labels=tuple(
+                prompt.labels.index(demonstration.label) for demonstration in prompt.demonstrations
+            ),
         ),
         scores=ScoreReport(
             labels=prompt.labels,
-            log_probs=scored,
+            log_probs=log_probs,
             target=target,
             target_token=target,
             next_tokens=tuple((word, 0.1) for word in (*prompt.labels, *words)[:5]),
@@ -149,22 +154,19 @@ def made(
             effect=(),
             exchange=(),
             other_query="",
-            attention=tuple(
-                tuple(tuple(rows[layer, head][p] for p in positions) for head in range(heads))
-                for layer in range(layers)
-            ),
+            attention=_attention_to(positions, attention, layers),
         ),
         heads=tuple(
             HeadReport(
                 head=head,
                 increase=increases[head.layer][head.head],
-                attention=rows[head],
-                position_increases=tuple(rng.gauss(0, 0.1) for _ in range(n)),
-                value_words=tuple(tuple(words) for _ in positions),
-                value_ranks=tuple(range(1, len(positions) + 1)),
-                key_words=tuple(tuple(words) for _ in positions),
+                attention=attention[head],
+                position_increases=invent.normal(n, 0, 0.1),
+                value_words=(tuple(words),) * n_demonstrations,
+                value_ranks=tuple(range(1, n_demonstrations + 1)),
+                key_words=(tuple(words),) * n_demonstrations,
                 query_words=tuple(words),
-                ablated=scores(),
+                ablated=invent.log_probs(n_labels),
             )
             for head in ranked[:k]
         ),
@@ -177,11 +179,25 @@ def made(
             n_exact=21,
             certified=True,
         ),
-        ablation=AblationReport(tuple(ranked[:4]), scores(), tuple(scores() for _ in range(20))),
+        ablation=AblationReport(
+            tuple(ranked[:4]),
+            invent.log_probs(n_labels),
+            tuple(invent.log_probs(n_labels) for _ in range(20)),
+        ),
         settings=Settings(
             k=k, by="increase", versions=(("icl-lens", "0.1.0"), ("torch", "2.13.0"))
         ),
     )
+
+
+def _attention_to(
+    positions: Sequence[int], attention: dict[Head, tuple[float, ...]], layers: int
+) -> tuple[tuple[tuple[float, ...], ...], ...]:
+    """Return attention to some positions, layer by layer and head by head."""
+    by_layer: list[list[tuple[float, ...]]] = [[] for _ in range(layers)]
+    for head, of_head in attention.items():
+        by_layer[head.layer].append(tuple(of_head[position] for position in positions))
+    return tuple(map(tuple, by_layer))
 
 
 def long_prompt() -> Prompt:
@@ -209,20 +225,20 @@ def free(
     names = tuple(word if i == 0 else f"␣{word}" for i, word in enumerate(words))
     n = len(words)
     positions = tuple(range(min(n, 5)))
-    heads = tuple(
-        replace(
+    heads = []
+    for i, report in enumerate(base.heads):
+        head = replace(
             report,
             attention=report.attention[:n],
             position_increases=report.position_increases[:n],
             position_contrasts=tuple(-x for x in report.position_increases[:n]),
             contrast=report.increase * (1.0 if i % 2 else 0.25),
             value_words=report.value_words[:1] * len(positions),
-            value_ranks=tuple(1 for _ in positions),
+            value_ranks=(1,) * len(positions),
             key_words=(),
             positions=positions,
         )
-        for i, report in enumerate(base.heads)
-    )
+        heads.append(head)
     return changed(
         base,
         prompt=None,
@@ -245,12 +261,12 @@ def free(
             spellings=((target,), (other,)),
             scored_tokens=(target, other),
         ),
-        heads=heads,
+        heads=tuple(heads),
         contrast=base.all_heads.increase,
         attn_contrast=base.layers.attn,
         ffn_contrast=base.layers.ffn,
         positions=tuple(range(n)),
-        attention=tuple(tuple(heads[0].attention for _ in row) for row in base.all_heads.increase),
+        attention=tuple((heads[0].attention,) * len(row) for row in base.all_heads.increase),
         largest=tuple(
             replace(part, position=part.position % n, contrast=0.125)
             for part in base.subheads.largest
