@@ -9,8 +9,8 @@ from typing import Literal
 Unit = Literal["share", "nats", "tokens", "logit", "probability", "AUROC", "score", ""]
 """Unit of a score; "share" is attention, or a share of tokens, 0 to 1."""
 
-Samples = Literal["sequences", "texts", "prompts", "tokens", "weights", "file"]
-"""What a score is a mean over; a score of weights or from a file is one number."""
+Samples = Literal["sequences", "texts", "prompts", "tokens", "weights", "file", "given"]
+"""What a score is a mean over; a score of weights, from a file or of given numbers is no mean."""
 
 
 @dataclass(frozen=True)

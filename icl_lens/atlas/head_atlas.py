@@ -13,19 +13,28 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.atlas.definitions import EDITING_SCORES, ScoreDefinition
-from icl_lens.atlas.kinds import PROMPT_KINDS, RATE, TURNED_KINDS, discoveries
-from icl_lens.atlas.stored_scores import read_scores
+from icl_lens.atlas.kinds import (
+    OTHER_HEADS_KINDS,
+    PROMPT_KINDS,
+    RATE,
+    TURNED_KINDS,
+    discoveries,
+)
+from icl_lens.atlas.stored_scores import GivenScores, given_scores, read_scores
 from icl_lens.errors import InputError, check_at_least, short_repr
 from icl_lens.files import write_text
+from icl_lens.measures.controlled_ablation_result import nats_text, points_text
+from icl_lens.measures.list_removal import ListRemoval
 from icl_lens.metrics import spearman
 from icl_lens.models.active_edits import edits_suffix
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.result.base import Displayed, Result
-from icl_lens.result.number_format import decimal, joined, percent, signed
+from icl_lens.result.number_format import decimal, interval_text, joined, percent, signed
 from icl_lens.result.tables import (
     SHOWN_ROWS,
     columns_first,
     format_share,
+    json_records,
     long_frame,
     plural_prompts,
 )
@@ -33,6 +42,14 @@ from icl_lens.result.view import Column, HeadValues, Section, View, table_view
 
 N_FIRST = 3
 """Heads that a table shows of each score."""
+NOT_MEANS = {
+    "weights": "from weights",
+    "file": "read from a file",
+    "given": "given as numbers",
+}
+"""What a score that is no mean was measured on, in words."""
+N_PAIRS = 8
+"""Pairs of scores that a table shows of those that agree most, and of those that agree least."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,8 +75,8 @@ class HeadScore(Displayed):
     """
     unit: str
     over: str
-    """What `mean` is a mean over: "prompts", "sequences", "texts" or "tokens"; "weights" or "file"
-    for a number that is no mean.
+    """What `mean` is a mean over: "prompts", "sequences", "texts" or "tokens"; "weights", "file" or
+    "given" for a number that is no mean.
     """
     n: int
     """How many of them; 1 for weights and files."""
@@ -153,8 +170,8 @@ class HeadScore(Displayed):
     @property
     def samples(self) -> str:
         """What the score was measured on, in words."""
-        if self.over in ("weights", "file"):
-            return "from weights" if self.over == "weights" else "read from a file"
+        if self.over in NOT_MEANS:
+            return NOT_MEANS[self.over]
         return f"mean over {self.n:,} {self.over.removesuffix('s') if self.n == 1 else self.over}"
 
 
@@ -186,6 +203,14 @@ class HeadAtlas(Result):
     """Number of prompts, the first ones, on which heads were edited one by one."""
     rate: float = RATE
     """The rate of false discoveries at which each kind names heads."""
+    removals: dict[str, ListRemoval] = field(default_factory=dict)
+    """What the answer loses without the first `k` heads by each score, on held-out prompts, beside
+    random heads of the same layers; empty without held-out prompts.
+    """
+    n_held_out: int = 0
+    """Number of held-out prompts."""
+    n_shared_queries: int = 0
+    """Number of queries of held-out prompts that the scores were measured on, too."""
     edits: tuple[str, ...] = ()
     """What edited the model, in words: edits of open `with` blocks, and hooks."""
 
@@ -254,39 +279,55 @@ class HeadAtlas(Result):
         """
         write_text(path, self.to_frame().to_csv(index=False))
 
-    def with_scores(self, path: str | Path) -> "HeadAtlas":
+    def with_scores(self, scores: str | Path | GivenScores) -> "HeadAtlas":
         """Return the atlas with the scores of a file as further columns, such as published lists.
 
         The file is a csv table with the columns layer, head and scores, a JSON list of `[layer,
         head, score]` or of objects with these, or a JSON object from heads ("22-0") to scores or
-        lists of scores. A name that the atlas has already gets the name of the file in front.
-        Heads that the file does not list have NaN. Raise InputError for a file that has no such
-        scores, or heads that the model does not have.
+        lists of scores; docs/howto/atlas.md lists whose files these are. Instead of a file, pass
+        the scores by name, each as a tensor [layer head] or as rows (layer, head, score).
+
+        A name that the atlas has already gets the name of the file in front. Heads that are not
+        listed have NaN. Raise InputError for a file that has no such scores, or heads that the
+        model does not have.
+
+        Example:
+            >>> atlas = il.head_atlas(model, n_sequences=2)
+            >>> joined = atlas.with_scores({"published": [(5, 0, 0.06), (2, 3, 0.05)]})
+            >>> joined["published"].top(3)
+            [Head(layer=5, head=0), Head(layer=2, head=3)]
         """
-        n_layers, n_heads = self.shape
-        scores = dict(self.scores)
-        for name, numbers in read_scores(path).items():
-            if name in scores:
-                name = f"{Path(path).stem}_{name}"
-            mean = torch.full(self.shape, torch.nan, dtype=torch.float64)
-            for head, number in numbers.items():
-                if not (0 <= head.layer < n_layers and 0 <= head.head < n_heads):
-                    raise InputError(
-                        f"{str(path)!r} must list heads of {self.model}, which has {n_layers} "
-                        f"layers of {n_heads} heads, got {head}; pass scores of the same model"
-                    )
-                mean[head] = number
+        is_file = isinstance(scores, str | Path)
+        source = Path(scores).name if is_file else "given"
+        columns = read_scores(scores) if is_file else given_scores(scores)
+        added: dict[str, HeadScore] = {}
+        for name, numbers in columns.items():
+            if name in self.scores:
+                name = f"{Path(source).stem}_{name}"
             definition = ScoreDefinition(
                 name,
                 name.replace("_", " "),
-                "Read from a file.",
-                Path(path).name,
+                "Read from a file." if is_file else "Not measured here.",
+                source,
                 "",
-                "file",
+                "file" if is_file else "given",
                 "none",
             )
-            scores[name] = HeadScore.of(definition, mean)
-        return replace(self, scores=scores)
+            added[name] = HeadScore.of(definition, self._placed(numbers, source))
+        return replace(self, scores=self.scores | added)
+
+    def _placed(self, numbers: Mapping[Head, float], source: str) -> Float[Tensor, "layer head"]:
+        """Return numbers of heads as a map; raise InputError for heads that the model does not have."""
+        n_layers, n_heads = self.shape
+        mean = torch.full(self.shape, torch.nan, dtype=torch.float64)
+        for head, number in numbers.items():
+            if not (0 <= head.layer < n_layers and 0 <= head.head < n_heads):
+                raise InputError(
+                    f"{source!r} must list heads of {self.model}, which has {n_layers} layers of "
+                    f"{n_heads} heads, got {head}; pass scores of the same model"
+                )
+            mean[head] = number
+        return mean
 
     def agreements(self) -> pd.DataFrame:
         """Return how far all pairs of scores agree: first, second, spearman (rank correlation over
@@ -314,6 +355,27 @@ class HeadAtlas(Result):
         columns = ["first", "second", "spearman", "shared", "expected"]
         frame = pd.DataFrame(rows, columns=columns)
         return frame.sort_values("spearman", ascending=False, kind="stable", ignore_index=True)
+
+    def removal_frame(self) -> pd.DataFrame:
+        """Return what the answer loses on held-out prompts without the first `k` heads by each score:
+        score, lost, low, high (95% interval), random (lost without random heads of the same layers),
+        random_low, random_high, difference, difference_low, difference_high, unit and heads, the
+        largest losses first. Empty without held-out prompts.
+
+        Example:
+            >>> columns = il.head_atlas(model, n_sequences=2).removal_frame().columns.tolist()
+            >>> columns[:5]
+            ['score', 'lost', 'low', 'high', 'random']
+        """
+        rows = []
+        for name, removal in self.removals.items():
+            heads = " ".join(map(str, removal.heads))
+            ends = (*removal.lost, *removal.lost_by_random, *removal.difference)
+            rows.append((name, *ends, removal.unit, heads))
+        columns = ["score", "lost", "low", "high", "random", "random_low", "random_high"]
+        columns += ["difference", "difference_low", "difference_high", "unit", "heads"]
+        frame = pd.DataFrame(rows, columns=columns)
+        return frame.sort_values("lost", ascending=False, kind="stable", ignore_index=True)
 
     def row(self, head: AnyHead) -> dict[str, float]:
         """Return the scores of one head by name; raise InputError for an unknown head.
@@ -348,6 +410,44 @@ class HeadAtlas(Result):
         has = "has" if len(self.names) == 1 else "have"
         return f"{len(self.names)} {of_model} {has} a name: {joined(counts)}."
 
+    @property
+    def removal_finding(self) -> str:
+        """By how many scores the first heads matter more than random heads, and by which one most;
+        empty without held-out prompts.
+        """
+        if not self.removals:
+            return ""
+        n_scores = len(self.removals)
+        mattering = {
+            name: removal
+            for name, removal in self.removals.items()
+            if removal.shows_that_heads_matter
+        }
+        queries = "with other queries"
+        if self.n_shared_queries:
+            queries = f"{self.n_shared_queries} of whose queries were used for the scores"
+        where = f"Zeroed together on {self.n_held_out:,} held-out prompts ({queries})"
+        n_heads = max(len(removal.heads) for removal in self.removals.values())
+        first = f"the first {n_heads} heads" if n_heads > 1 else "the first head"
+        verb = "cost" if n_heads > 1 else "costs"
+        random = "random heads of the same layers do"
+        by_chance = f"by chance, {decimal(0.025 * n_scores, 1)} would"
+        if not mattering:
+            return f"{where}, {first} by none of {n_scores} scores {verb} the answer more than {random}."
+        name = max(mattering, key=lambda name: mattering[name].lost.value)
+        most = mattering[name]
+        lost = interval_text(*most.lost)
+        unit = "nats of log-odds"
+        if most.unit == "share":
+            unit = "of the prompts whose top token is right"
+        intact = decimal(most.intact, 2)
+        by_random = interval_text(*most.lost_by_random)
+        return (
+            f"{where}, {first} by {len(mattering)} of {n_scores} scores {verb} the answer more than "
+            f"{random} ({by_chance}). Most is lost without the first by {self[name].title}: {lost} "
+            f"of {intact} {unit}; without random heads, {by_random}."
+        )
+
     def summary(self) -> str:
         """Return a few sentences on what the scores were measured on, and what is left out."""
         sentences = []
@@ -362,14 +462,16 @@ class HeadAtlas(Result):
         nulls = []
         if set(self.kinds) & set(TURNED_KINDS.values()):
             nulls.append(
-                "copies of all heads whose queries are turned against their keys, or values "
-                "against outputs (scores of random tokens and weights)"
+                "copies of all heads whose queries are turned against their keys (attention to "
+                "random tokens)"
             )
+        if set(self.kinds) & set(OTHER_HEADS_KINDS.values()):
+            nulls.append("the other heads and chance (copying)")
         if set(self.kinds) & set(PROMPT_KINDS.values()):
             nulls.append("the average head on the same prompts (scores of the task)")
         if nulls:
             sentences.append(
-                f"A head has a name where its score stands out against {' or '.join(nulls)}; of "
+                f"A head has a name where its score stands out against {joined(nulls, 'or')}; of "
                 f"the heads that a kind names, at most {percent(self.rate)} are expected to be "
                 "named wrongly."
             )
@@ -385,11 +487,15 @@ class HeadAtlas(Result):
         """Return what is shown of the atlas: the first heads of each score, and a map of each."""
         sections = [self._named_heads()] if self.names else []
         sections.append(self._first_heads())
+        if self.removals:
+            sections.append(self._removals())
         for score in self:
             sections.append(_score_section(score))
+        if len(self.scores) > 1:
+            sections.append(self._agreements())
         sections.append(self._definitions())
         title = f"Atlas of heads{edits_suffix(self.edits)}"
-        sentences = (self.finding, self.summary())
+        sentences = tuple(filter(None, (self.finding, self.removal_finding, self.summary())))
         return View(title, sentences, tuple(sections), about=self.model)
 
     def _named_heads(self) -> Section:
@@ -419,6 +525,37 @@ class HeadAtlas(Result):
             columns.append(Column(place, is_number=False))
         return Section("First heads by each score", columns=tuple(columns), rows=tuple(rows))
 
+    def _removals(self) -> Section:
+        """Return a table of what removing the first heads by each score costs."""
+        rows = []
+        for name in self.removal_frame()["score"]:
+            removal = self.removals[name]
+            losses = (removal.lost, removal.lost_by_random, removal.difference)
+            text = nats_text if removal.unit == "nats" else points_text
+            rows.append((self[name].title, *map(text, losses)))
+        unit = "nats" if next(iter(self.removals.values())).unit == "nats" else "points"
+        names = (f"lost, {unit} (95%)", "lost without random heads (95%)", "difference (95%)")
+        columns = (Column("first heads by", is_number=False), *map(Column, names))
+        title = "What removing the first heads by each score costs"
+        return Section(title, columns=columns, rows=tuple(rows))
+
+    def _agreements(self) -> Section:
+        """Return a table of the scores that agree most and least, which only a page shows."""
+        frame = self.agreements()
+        if len(frame) > 2 * N_PAIRS:
+            frame = pd.concat([frame.head(N_PAIRS), frame.tail(N_PAIRS)])
+        rows = []
+        for first, second, correlation, n_shared, expected in frame.itertuples(index=False):
+            titles = (self[first].title, self[second].title)
+            rows.append((*titles, signed(correlation, 2), n_shared, decimal(expected, 1)))
+        names = ("rank correlation", f"in both lists of the first {self.k}", "by chance")
+        columns = (
+            *(Column(name, is_number=False) for name in ("score", "and")),
+            *map(Column, names),
+        )
+        title = "Scores that agree most and least"
+        return Section(title, columns=columns, rows=tuple(rows), is_detail=True)
+
     def _definitions(self) -> Section:
         """Return a table of what the scores are, which only a page shows."""
         rows = []
@@ -443,6 +580,9 @@ class HeadAtlas(Result):
             "n_queries": self.n_queries,
             "n_edited": self.n_edited,
             "n_heads": self.n_heads,
+            "removal_finding": self.removal_finding,
+            "removals": json_records(self.removal_frame()),
+            "n_held_out": self.n_held_out,
         }
 
 

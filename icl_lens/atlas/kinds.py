@@ -1,15 +1,18 @@
 """Kinds of heads: which heads a score names, at a stated rate of false discoveries.
 
-1. Each score with a kind has a p-value for each head, from one of two nulls:
+1. Each score with a kind has a p-value for each head, from one of three nulls:
 
-   - **turned heads**, for scores that follow from weights (attention to random tokens, copying):
-     the same head with its queries turned against its keys, or its values against its output, by
-     a random rotation of the head's own dimensions. This keeps how long its vectors are, and loses
-     what they match. In a model of random weights, a head and its turned copies have the same
-     distribution. The p-value is the share of turned copies of all heads that score at least as
-     high. A head is named by its attention only if the token of the kind is the one that it attends
-     to most, of all numbers of tokens back (the first token aside), and by copying only if it
-     copies more than the average head;
+   - **turned heads**, for attention to random tokens: the same head with its queries turned against
+     its keys by a random rotation of the head's own dimensions. This keeps how long its vectors
+     are, and loses what they match. In a model of random weights, a head and its turned copies have
+     the same distribution. The p-value is the share of turned copies of all heads that score at
+     least as high. A head is named by its attention only if the token of the kind is the one that it
+     attends to most, of all numbers of tokens back (the first token aside);
+   - **the other heads and chance**, for copying: the share of tokens that a head promotes most when
+     it attends to them must exceed both chance (a binomial test) and what the heads of the model
+     have in common, a normal distribution with the median and the median absolute deviation of all
+     heads' shares. The p-value is the larger of the two. Most trained heads promote what they attend
+     to a little more than chance, so chance alone would name too many;
    - **the average head**, for scores of prompts: a head's score must exceed the mean size of all
      heads' scores on the same prompts. The p-value is that of a sign-flip test over queries. If all
      heads of a model do the same, none stands out.
@@ -17,9 +20,11 @@
 2. Benjamini and Hochberg's rule names heads, kind by kind: of the heads that a kind names, at most
    the share `RATE` is expected to be named wrongly.
 
-Source: Benjamini and Hochberg 1995; docs/howto/atlas.md.
+Source: Benjamini and Hochberg 1995; a null from the middle of all statistics: Efron 2004;
+docs/howto/atlas.md.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,6 +37,8 @@ RATE = 0.05
 N_TURNS = 20
 """Turned copies of each head."""
 N_FLIPS = 20_000
+MAD_TO_DEVIATION = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation."""
 MIN_QUERIES = 8
 """With fewer queries, no sign-flip test can give the p-values that a list of heads needs."""
 
@@ -40,9 +47,10 @@ TURNED_KINDS = {
     "duplicate_token": "duplicate token",
     "induction": "induction",
     "first_token": "sink",
-    "copying": "copying",
 }
 """The kinds of scores whose null are turned heads."""
+OTHER_HEADS_KINDS = {"promotes_attended": "copying"}
+"""The kinds of scores whose null are the other heads, and chance."""
 PROMPT_KINDS = {
     "contrast": "writes the answer",
     "effect": "needed",
@@ -52,7 +60,7 @@ PROMPT_KINDS = {
     "label_difference": "attends to true labels",
 }
 """The kinds of scores whose null is the average head."""
-KINDS = TURNED_KINDS | PROMPT_KINDS
+KINDS = TURNED_KINDS | OTHER_HEADS_KINDS | PROMPT_KINDS
 
 
 def turned_p_values(
@@ -65,6 +73,38 @@ def turned_p_values(
     n_below = torch.searchsorted(null, scores.flatten().double(), side="left")
     n_as_high = 1.0 + len(null) - n_below.double()
     return (n_as_high / (1 + len(null))).reshape(scores.shape)
+
+
+def copying_p_values(
+    is_promoted: Bool[Tensor, "token layer head"],
+) -> Float[Tensor, "layer head"]:
+    """Return the p-values of each head's share of tokens that it promotes most when it attends to
+    them: the larger one of a binomial test against chance, one of the tokens, and of a test against
+    the other heads.
+
+    The latter compares arcsine square roots of shares, whose sampling error is the same for all
+    shares, with a normal distribution that has the median of all heads. Its standard deviation
+    follows from the median absolute deviation, and is at least the sampling error.
+    """
+    n_tokens, counts = len(is_promoted), is_promoted.double().sum(0)
+    sizes = (counts / n_tokens).sqrt().asin()
+    middle = sizes.median()
+    spread = (sizes - middle).abs().median() * MAD_TO_DEVIATION
+    deviations = (sizes - middle) / spread.clamp(min=0.5 / n_tokens**0.5)
+    above_other_heads = 0.5 * torch.erfc(deviations / 2**0.5)
+    return torch.maximum(above_other_heads, binomial_tail(counts, n_tokens, 1 / n_tokens))
+
+
+def binomial_tail(
+    counts: Float[Tensor, "*shape"], n: int, probability: float
+) -> Float[Tensor, "*shape"]:
+    """Return the probability of each count or a larger one, of `n` draws."""
+    k = torch.arange(n + 1).double()
+    n_total = torch.tensor(float(n)).double()
+    chosen = torch.lgamma(n_total + 1) - torch.lgamma(k + 1) - torch.lgamma(n_total - k + 1)
+    log_mass = chosen + k * math.log(probability) + (n - k) * math.log1p(-probability)
+    tail = log_mass.exp().flip(0).cumsum(0).flip(0).clamp(max=1.0)
+    return tail[counts.long()]
 
 
 def average_head_p_values(

@@ -22,10 +22,11 @@ from icl_lens.atlas.kinds import (
     PROMPT_KINDS,
     TURNED_KINDS,
     average_head_p_values,
+    copying_p_values,
     turned_p_values,
 )
 from icl_lens.atlas.task_scores import ReadScores, has_labels, with_shuffled_labels
-from icl_lens.atlas.turned_heads import turned_attention, turned_copying
+from icl_lens.atlas.turned_heads import turned_attention
 from icl_lens.attribution.repeated_tokens import (
     ATTENTION_SCORES,
     N_SEQUENCES,
@@ -38,9 +39,11 @@ from icl_lens.attribution.similarity import label_similarity
 from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.reference import mean_z
 from icl_lens.errors import InputError, check_at_least, check_integers
+from icl_lens.intervals import MIN_RANDOM_SETS
 from icl_lens.measures.effects import AnswerTokens, log_odds_lost
 from icl_lens.measures.exchanges import tower_prompts
 from icl_lens.measures.function_vectors import recovered_probabilities
+from icl_lens.measures.list_removal import ListRemoval, remove_lists
 from icl_lens.measures.locate import (
     N_LOCATED,
     DirectScores,
@@ -65,7 +68,6 @@ N_TURNED_SEQUENCES = 10
 """Sequences on which turned heads are measured; means over fewer vary more, so that fewer heads
 stand out.
 """
-N_COPYING_TURNS = 10
 N_EDITED = 24
 """Prompts on which heads are edited one by one, unless `n_edited` is given."""
 
@@ -80,6 +82,8 @@ def head_atlas(
     k: int | None = None,
     n_sequences: int = N_SEQUENCES,
     n_edited: int = N_EDITED,
+    held_out: PromptBatch | Sequence[Prompt] | None = None,
+    n_random: int = 10,
     seed: int = 0,
     run: Run | None = None,
 ) -> HeadAtlas:
@@ -95,14 +99,20 @@ def head_atlas(
     `indirect_effect`) run one token for each head and prompt. They are measured on the first
     `n_edited` prompts (default: 24); `atlas[name].n` is the number of prompts of each score.
 
+    On `held_out` prompts, which should have other queries (`il.split_by_query`), the first `k` heads
+    by each score, at most half of the model's, are zeroed jointly at the last position, beside
+    `n_random` random sets of heads of the same layers: `removal_frame` says what the answer loses.
+    As many of these prompts are used as heads are edited on.
+
     Scores that the model or the prompts cannot have are left out; `left_out` says why. Intervals
     are 95% intervals over sequences, texts or queries. `selected` is the share of draws of these
     in which the head is among the first `k` (default: 12, or all if fewer). `seed` draws random
     tokens and shuffles labels. `run` says how the prompts run; its folder has a folder for each
     score, so that an interrupted call resumes.
 
-    Raise InputError for invalid `text`, `k`, `n_sequences`, `n_edited` or `seed`, for scores that
-    are not finite, and like `Run`.
+    Raise InputError for invalid `text`, `k`, `n_sequences`, `n_edited`, `n_random` or `seed`, for
+    scores that are not finite, for held-out prompts without `prompts` or without answers, and like
+    `Run`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -118,11 +128,13 @@ def head_atlas(
     k = min(k, n_heads)
     n_sequences, n_edited = check_at_least(1, n_sequences=n_sequences, n_edited=n_edited)
     (seed,) = check_integers(seed=seed)
+    (n_random,) = check_at_least(MIN_RANDOM_SETS, n_random=n_random)
     run = as_run(run)
     batch, n_prompts_edited = None, 0
     if prompts is not None:
         batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
         check_batch(batch)
+    testing = _checked_held_out(model, batch, held_out, n_edited)
     survey = Survey(view, k, seed)
     survey.measure_without_task(n_sequences, text)
     if batch is None:
@@ -131,18 +143,50 @@ def head_atlas(
         edited_rows = list(range(min(n_edited, len(batch))))
         n_prompts_edited = batch[edited_rows].n_prompts
         survey.measure_task(batch, edited_rows, run)
+    scores = ordered(survey.scores, tuple(DEFINITIONS))
     queries = set() if batch is None else set(batch.queries)
+    removals: dict[str, ListRemoval] = {}
+    if testing is not None:
+        n_removed = min(k, n_heads // 2)  # random sets need as many other heads
+        first_heads = {name: score.top(n_removed) for name, score in scores.items()}
+        removals = remove_lists(
+            view, testing, first_heads, n_random=n_random, seed=seed, run=run.part("removal")
+        )
     return HeadAtlas(
         model=view.name,
-        scores=ordered(survey.scores, tuple(DEFINITIONS)),
+        scores=scores,
         left_out={name: survey.left_out[name] for name in DEFINITIONS if name in survey.left_out},
         untested=survey.untested,
         k=k,
         n_prompts=0 if batch is None else batch.n_prompts,
         n_queries=len(queries),
         n_edited=n_prompts_edited,
+        removals=removals,
+        n_held_out=0 if testing is None else testing.n_prompts,
+        n_shared_queries=0 if testing is None else len(queries.intersection(testing.queries)),
         edits=active_edits(view),
     )
+
+
+def _checked_held_out(
+    model: Any,
+    batch: PromptBatch | None,
+    held_out: PromptBatch | Sequence[Prompt] | None,
+    n_tested: int,
+) -> PromptBatch | None:
+    """Return the held-out prompts that are used; raise InputError for prompts that cannot be."""
+    if held_out is None:
+        return None
+    if batch is None:
+        raise InputError(
+            "held_out must be omitted without prompts; pass prompts of the same task as well"
+        )
+    testing = held_out if isinstance(held_out, PromptBatch) else tokenize(model, held_out)
+    check_batch(testing)
+    testing = testing[list(range(min(n_tested, len(testing))))]
+    if bool((testing.answer < 0).any()):
+        raise InputError("held_out prompts must have answers, to see what the answer loses")
+    return testing
 
 
 @dataclass(eq=False)
@@ -274,10 +318,9 @@ class Survey:
         circuits = weight_scores.small_circuits(self.view)
         copying = weight_scores.copying_scores(circuits)
         self.scores["copying"] = HeadScore.of(DEFINITIONS["copying"], copying)
-        turned = turned_copying(circuits, N_COPYING_TURNS, self.seed)
-        self._name_by_turning("copying", turned, copying > copying.mean())
-        is_promoted = weight_scores.promotes_attended(self.view, self.seed).double().numpy()
-        self.add("promotes_attended", is_promoted)
+        is_promoted = weight_scores.promotes_attended(self.view, self.seed)
+        self.add("promotes_attended", is_promoted.double().numpy())
+        self._name("promotes_attended", "copying", copying_p_values(is_promoted))
 
     def measure_task(self, batch: PromptBatch, edited_rows: list[int], run: Run) -> None:
         """Measure the scores of prompts; those that edit heads, on some of the prompts only."""

@@ -1,20 +1,18 @@
-"""The scores of heads whose queries are turned against their keys, or values against outputs.
+"""The attention of heads whose queries are turned against their keys.
 
 A turn is a random rotation of a head's own dimensions: of all of them or, in heads with rotary
 positions, of each pair that rotates together, since other rotations would not commute with the
 positions. It keeps the lengths of all vectors and the head's dependence on positions, and loses
-what queries and keys, or values and outputs, have in common.
+what queries and keys have in common.
 """
 
 import math
 
 import torch
-from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.passes import last_logits
-from icl_lens.attribution.copying import eigenvalue_scores
 from icl_lens.attribution.repeated_tokens import attention_statistics
 from icl_lens.edits.pattern import (
     LayerValues,
@@ -154,22 +152,3 @@ def random_rotation(n: int, generator: torch.Generator) -> Float[Tensor, "n n"]:
     """Return a random orthogonal matrix, float64; all directions are equally likely."""
     q, r = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64))
     return q * r.diagonal().sign()
-
-
-@torch.no_grad()
-def turned_copying(
-    circuits: list[Float[Tensor, "head d_head d_head"]], n_turns: int, seed: int
-) -> Float[Tensor, "turn layer head"]:
-    """Return the copying scores of heads whose values are turned against their outputs."""
-    by_layer = []
-    with steps("turned output circuits", len(circuits)) as advance:
-        for layer, circuit in enumerate(circuits):
-            generator = torch.Generator().manual_seed(seed + layer)
-            rotations = []
-            for _ in range(n_turns * len(circuit)):
-                rotations.append(random_rotation(circuit.shape[-1], generator))
-            turns = torch.stack(rotations).unflatten(0, (n_turns, len(circuit)))
-            turned = einsum(turns, circuit, "turn head a b, head b c -> turn head a c")
-            by_layer.append(eigenvalue_scores(turned))
-            advance(1)
-    return torch.stack(by_layer, dim=1)

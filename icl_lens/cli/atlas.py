@@ -7,13 +7,13 @@ from typer import Option
 
 from icl_lens.cli.console import progress
 from icl_lens.cli.option_groups import grouped, reject_options
-from icl_lens.cli.options import ModelOptions, OutputOptions, SeedOption, TokenOptions
+from icl_lens.cli.options import ModelOptions, OutputOptions, SeedOption, TokenOptions, preview
 from icl_lens.cli.run_output import RunOutput
-from icl_lens.cli.task_options import TaskOptions
+from icl_lens.cli.task_options import SplitTask
 
 
 @dataclass(frozen=True, kw_only=True)
-class AtlasTask(TaskOptions):
+class AtlasTask(SplitTask):
     """The task whose prompts the heads are measured on, if there is one."""
 
     n: Annotated[int, Option("--n", "-n", min=1, help="Number of prompts.")] = 60
@@ -31,6 +31,9 @@ class AtlasOptions:
     ] = None
     sequences: Annotated[int, Option(min=1, help="Sequences of random tokens.")] = 40
     edited: Annotated[int, Option(min=1, help="Prompts on which heads are edited one by one.")] = 24
+    judge: Annotated[
+        bool, Option("--judge", help="Also remove each score's first heads on held-out prompts.")
+    ] = False
     batch_size: Annotated[
         int | None, Option(min=1, help="Prompts per batch.", show_default="as many as fit")
     ] = None
@@ -57,6 +60,9 @@ def atlas(
     A head has a name, such as induction, where its score stands out against turned copies of the
     heads, or against the average head on the same prompts, at a stated rate of false discoveries.
 
+    With --judge, the first heads by each score are zeroed together on prompts with other queries,
+    beside random heads of the same layers.
+
     With --out, an interrupted run resumes where it stopped, and the folder gets the table as
     heads.csv.
     """
@@ -71,13 +77,18 @@ def atlas(
     with output.running() as (run, console):
         if task.name is None:
             task.check_no_task()
-            reject_options(options, "edited", reason="heads are edited with --task only")
-            loaded, batch, prompts = model.load(default_device=run.device), None, []
+            reject_options(options, "edited", "judge", reason="heads are edited with --task only")
+            loaded, batch, held_out, prompts = model.load(default_device=run.device), None, None, []
         else:
-            loaded, batch = task.start(
-                console, model, tokens, n=task.n, seed=seed, device=run.device
-            )
-            prompts = batch.prompts
+            prompts, testing = task.prompts(n=task.n, seed=seed), []
+            if options.judge:
+                prompts, testing = task.split_prompts(seed)
+            task.print_data(console, [*prompts, *testing], tokens)
+            loaded = model.load(default_device=run.device)
+            batch = tokens.tokenize(loaded, prompts)
+            held_out = tokens.tokenize(loaded, testing) if testing else None
+            model.warn_of_words(console, [*prompts, *testing])
+            console.print(preview(batch))
             task.print_behavior(console, loaded, tokens, n=task.n, seed=seed)
         with progress(hidden=console.quiet) as report:
             about = output.about(task, model, tokens, prompts=prompts, n=task.n, seed=seed)
@@ -94,6 +105,7 @@ def atlas(
                 k=options.k,
                 n_sequences=options.sequences,
                 n_edited=options.edited,
+                held_out=held_out,
                 seed=seed,
                 run=run,
             )

@@ -104,17 +104,14 @@ def ablate_with_controls(
         options["reference"] = weights_digest({str(layer): values for layer, values in z.items()})
 
     def compute(rows: list[int]) -> dict[str, Tensor]:
-        by_set = score_answers(view, batch[rows], [[edit] for edit in edits])
-        label_log_probs = [scores.label_log_probs for scores in by_set]
-        top1 = [scores.top1_correct.int() for scores in by_set]
-        return {"scores": torch.stack(label_log_probs, dim=1), "top1": torch.stack(top1, dim=1)}
+        return columns_of_sets(score_answers(view, batch[rows], [[edit] for edit in edits]))
 
     plan = plan_in_order(batch, run, n_tokens=PASS_TOKENS // len(edits))
     with start(run, model, batch, "ablation", options, plan=plan) as stream:
         columns = stream.map("ablation", compute)
     return ControlledAblation(
         heads=tuple(checked_heads),
-        conditions=_conditions(batch, head_sets, columns["scores"], columns["top1"]),
+        conditions=conditions_of_sets(batch, head_sets, columns["scores"], columns["top1"]),
         queries=batch.queries,
         labels=tuple(batch.labels),
         positions=positions,
@@ -144,7 +141,17 @@ def _head_sets(
     }
 
 
-def _conditions(
+def columns_of_sets(by_set: Sequence[AnswerScores]) -> dict[str, Tensor]:
+    """Return the numbers of each set of heads as columns, which a run's folder stores:
+    log-probabilities of labels [prompt set label], and whether the answer is the top token [prompt
+    set].
+    """
+    label_log_probs = [scores.label_log_probs for scores in by_set]
+    top1 = [scores.top1_correct.int() for scores in by_set]
+    return {"scores": torch.stack(label_log_probs, dim=1), "top1": torch.stack(top1, dim=1)}
+
+
+def conditions_of_sets(
     batch: PromptBatch,
     head_sets: dict[ConditionName, list[list[Head]]],
     label_log_probs: Float[np.ndarray, "prompt set label"],

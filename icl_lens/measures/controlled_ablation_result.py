@@ -215,7 +215,7 @@ class ControlledAblation(Result):
         """
         if bool((self.conditions["no ablation"].scores[0].answer < 0).any()):
             return ""
-        measure = self._finding_measure
+        measure = self.finding_measure
         lost, difference = self._loss_and_difference()
         where = "the last position" if self.positions == "last" else "all positions"
         over = "random sets" if len(set(self.queries)) == 1 else ""
@@ -248,7 +248,8 @@ class ControlledAblation(Result):
         return self._loss_and_difference()[1].is_undecided
 
     @property
-    def _finding_measure(self) -> PromptMeasure:
+    def finding_measure(self) -> PromptMeasure:
+        """The measure of `finding`: log-odds or, for one label, how often it is the top token."""
         return "log_odds" if len(self.labels) > 1 else "over_vocabulary"
 
     def _loss_and_difference(self) -> tuple[float, Interval]:
@@ -256,7 +257,7 @@ class ControlledAblation(Result):
 
         The control is random heads of the same layers.
         """
-        measure = self._finding_measure
+        measure = self.finding_measure
         before = float(self.per_prompt("no ablation", measure).mean())
         lost = before - float(self.per_prompt("heads", measure).mean())
         if not self.conditions["same layers"].sets:

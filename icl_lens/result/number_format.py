@@ -104,6 +104,6 @@ def interval_decimals(low: float, high: float, *, times: int = 1) -> int:
     return min(8, max(1 if times > 1 else 2, 1 - math.floor(math.log10(width))))
 
 
-def joined(names: Sequence[str]) -> str:
-    """Return "a", "a and b", or "a, b and c"."""
-    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+def joined(names: Sequence[str], word: str = "and") -> str:
+    """Return "a", "a and b", or "a, b and c"; `word` is what stands before the last name."""
+    return f" {word} ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

@@ -54,6 +54,29 @@ def test_what_is_missing_is_left_out_with_its_reason(icl_mini, atlas):
 
 
 @pytest.mark.slow
+def test_first_heads_of_all_scores_are_removed_on_held_out_prompts(icl_mini, tmp_path):
+    prompts = il.load_task("sentiment-number", n=40)
+    measured, held_out = il.split_by_query(prompts, 8)
+    atlas = il.head_atlas(
+        icl_mini, measured, n_sequences=2, k=3, n_edited=5, held_out=held_out, n_random=3
+    )
+    assert atlas.n_held_out == 5
+    assert set(atlas.removals) == set(atlas.scores)
+    frame = atlas.removal_frame()
+    assert (frame["lost"].diff().dropna() <= 0).all()
+    for name, removal in atlas.removals.items():
+        assert list(removal.heads) == atlas[name].top(3)
+    by_score = frame.set_index("score")
+    assert by_score["lost"]["effect"] > by_score["lost"]["first_token"]
+    atlas.save(tmp_path / "atlas.json")
+    loaded = il.results.HeadAtlas.load(tmp_path / "atlas.json")
+    assert loaded.removal_frame().equals(frame)
+    assert "What removing the first heads by each score costs" in str(loaded)
+    with pytest.raises(il.InputError, match="must be omitted without prompts"):
+        il.head_atlas(icl_mini, held_out=held_out)
+
+
+@pytest.mark.slow
 def test_pairs_and_texts_have_the_scores_that_need_no_labels(gpt2):
     pairs = [
         il.Prompt([("love", "like"), ("one", "two")], "cat", "dog", ["dog", "like", "two"])

@@ -6,13 +6,20 @@ import families
 import numpy as np
 import planted.heads
 import pytest
+import scipy.stats
 import torch
 from planted import build
 from transformers import PreTrainedTokenizerFast
 
 import icl_lens as il
 from icl_lens.atlas import turned_heads
-from icl_lens.atlas.kinds import average_head_p_values, discoveries, turned_p_values
+from icl_lens.atlas.kinds import (
+    average_head_p_values,
+    binomial_tail,
+    copying_p_values,
+    discoveries,
+    turned_p_values,
+)
 from icl_lens.atlas.turned_heads import random_rotation
 from icl_lens.models.attention_scores import attention_scoring
 from icl_lens.models.head import Head
@@ -57,6 +64,60 @@ def test_the_sign_flip_test_is_exact_for_few_queries():
     expected = (flips @ excess >= excess.sum(0) - 1e-12).mean(0)
     p_values = average_head_p_values(scores, [str(i) for i in range(8)], 0)
     assert np.abs(p_values[0].numpy() - expected).max() < 0.02
+
+
+def test_the_binomial_tail_is_that_of_scipy():
+    counts = torch.arange(41.0).double().reshape(1, 41)
+    expected = scipy.stats.binom.sf(counts.numpy() - 1, 40, 1 / 40)
+    assert np.abs(binomial_tail(counts, 40, 1 / 40).numpy() - expected).max() < 1e-12
+
+
+def test_heads_copy_by_the_larger_of_both_p_values():
+    """Three heads near chance, one of which is above the other two; a fourth far above all."""
+    counts = torch.tensor([[1, 2], [1, 9]])
+    is_promoted = torch.arange(50)[:, None, None] < counts
+    sizes = np.arcsin(np.sqrt(counts.numpy() / 50))
+    middle = np.sort(sizes.flatten())[1]  # the lower one of the two in the middle, as in torch
+    spread = 1.4826 * np.sort(np.abs(sizes - middle).flatten())[1]
+    spread = max(spread, 0.5 / np.sqrt(50))
+    by_heads = scipy.stats.norm.sf((sizes - middle) / spread)
+    by_chance = scipy.stats.binom.sf(counts.numpy() - 1, 50, 1 / 50)
+    expected = np.maximum(by_heads, by_chance)
+    assert np.abs(copying_p_values(is_promoted).numpy() - expected).max() < 1e-6
+
+
+def test_where_heads_copy_alike_few_have_the_name_and_one_that_copies_more_has_it():
+    generator, n_draws, n_with_names = np.random.default_rng(0), 60, 0
+    for _ in range(n_draws):
+        shares = np.sin(0.4 + 0.1 * generator.standard_normal((6, 8))) ** 2  # 15%, far above chance
+        is_promoted = torch.from_numpy(generator.random((200, 6, 8)) < shares)
+        n_with_names += bool(discoveries(copying_p_values(is_promoted), 0.05).any())
+        is_promoted[:180, 2, 3] = True
+        assert discoveries(copying_p_values(is_promoted), 0.05)[2, 3]
+    assert n_with_names <= 0.05 * n_draws + 2 * math.sqrt(0.05 * 0.95 * n_draws)
+
+
+@pytest.mark.slow
+def test_heads_that_are_built_to_copy_are_those_that_have_the_name(tmp_path):
+    """Their output is the transpose of their values, so that they write what they read."""
+    hf = families.build("gpt2")
+    families.randomize(hf, seed=3)
+    generator = torch.Generator().manual_seed(0)
+    planted_heads, d_head = [il.Head(0, 2), il.Head(2, 1)], families.D_MODEL // families.N_HEADS
+    for layer, head in planted_heads:
+        attention = hf.transformer.h[layer].attn
+        columns = slice(head * d_head, (head + 1) * d_head)
+        values = torch.linalg.qr(torch.randn(families.D_MODEL, d_head, generator=generator))[0]
+        start = 2 * families.D_MODEL
+        attention.c_attn.weight.data[:, start + columns.start : start + columns.stop] = values
+        attention.c_proj.weight.data[columns] = 3 * values.T
+    hf.save_pretrained(tmp_path)
+    families.tokenizer().save_pretrained(tmp_path)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    model = il.load_model(str(tmp_path), device="cpu", tokenizer=tokenizer)
+    atlas = il.head_atlas(model, text=["love like love hate"], n_sequences=2)
+    precision, recall = precision_and_recall(atlas.kinds["copying"], planted_heads)
+    assert (precision, recall) == (1, 1)
 
 
 def test_turning_keeps_products_of_a_head_and_the_pairs_that_rotate_together(gpt2):

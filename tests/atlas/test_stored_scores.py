@@ -27,6 +27,20 @@ FILES = {
         [{"layer": 0, "head": 1, "score": 0.5}, {"layer": 1, "head": 2, "score": -0.25}]
     ),
     "retrieval.json": json.dumps({"0-1": [0.25, 0.75], "1-2": [-0.25]}),
+    "feucht.json": json.dumps(
+        [{"layer": 0, "head_idx": 1, "score": 0.5}, {"layer": 1, "head_idx": 2, "score": -0.25}]
+    ),
+    "nested.json": json.dumps(
+        {
+            "next_tok_attn": [
+                {"layer": 0, "head_idx": 1, "score": 0.5},
+                {"layer": 1, "head_idx": 2, "score": -0.25},
+            ]
+        }
+    ),
+    "locos.json": json.dumps(
+        {"meta": {"model": "tiny"}, "scores": {"0-1": [0.5, 0.5], "1-2": [-0.25], "1-1": []}}
+    ),
     "names.json": json.dumps({"L0H1": 0.5, "L1H2": -0.25}),
     "table.csv": "layer,head,name,score\n0,1,L0H1,0.5\n1,2,L1H2,-0.25\n",
 }
@@ -44,6 +58,33 @@ def test_stored_scores_join_as_columns(atlas, tmp_path, name):
     assert joined[column].source == name
     joined.save(tmp_path / "atlas.json")
     assert il.results.HeadAtlas.load(tmp_path / "atlas.json").to_frame().equals(joined.to_frame())
+
+
+def test_scores_of_a_nested_file_keep_their_names(atlas, tmp_path):
+    path = tmp_path / "n2048.json"
+    lists = {"next_tok_attn": [[0, 1, 0.5]], "induction": [[1, 2, 0.25]]}
+    path.write_text(json.dumps(lists), encoding="utf-8")
+    joined = atlas.with_scores(path)
+    assert list(joined.scores)[3:] == ["next_tok_attn", "n2048_induction"]
+    assert joined["n2048_induction"].mean[1, 2] == 0.25
+
+
+def test_tensors_and_rows_join_as_files_do(atlas):
+    published = [(0, 1, 0.0587), (1, 2, 0.0584)]
+    effects = torch.arange(6.0).reshape(2, 3)
+    joined = atlas.with_scores({"published": published, "AIE": effects})
+    assert joined["published"].top(3) == [il.Head(0, 1), il.Head(1, 2)]
+    assert torch.equal(joined["AIE"].mean, effects.double())
+    assert joined["AIE"].samples == "given as numbers"
+
+
+def test_other_numbers_get_one_sentence(atlas, no_type_checks):
+    with pytest.raises(il.InputError, match="take the mean over prompts first"):
+        atlas.with_scores({"AIE": torch.zeros(5, 2, 3)})
+    with pytest.raises(il.InputError, match="must be a tensor"):
+        atlas.with_scores({"AIE": [0.5, 0.25]})
+    with pytest.raises(il.InputError, match="must list heads of tiny"):
+        atlas.with_scores({"AIE": torch.zeros(3, 3)})
 
 
 def test_a_table_of_an_atlas_comes_back(atlas, tmp_path):

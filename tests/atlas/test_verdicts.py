@@ -13,6 +13,8 @@ from icl_lens.atlas.definitions import DEFINITIONS
 from icl_lens.atlas.head_atlas import HeadAtlas, HeadScore
 from icl_lens.atlas.kinds import KINDS, average_head_p_values, discoveries
 from icl_lens.atlas.measure import Survey
+from icl_lens.intervals import Interval
+from icl_lens.measures.list_removal import ListRemoval
 from icl_lens.models.view import ModelView
 
 SHAPE = (2, 3)
@@ -66,6 +68,44 @@ def test_the_summary_names_the_nulls_that_were_used_and_the_kinds_that_were_not_
     assert atlas.summary() == "Not tested: needed and compares, because they need more."
 
 
+def removal(lost, difference, unit="nats"):
+    """Return a made-up removal of two heads; random heads cost 0.1."""
+    ends = {
+        "lost": Interval(lost, lost - 0.2, lost + 0.2),
+        "lost_by_random": Interval(0.1, 0.0, 0.2),
+    }
+    heads = (il.Head(0, 0), il.Head(1, 0))
+    return ListRemoval(heads, intact=1.5, difference=Interval(*difference), unit=unit, **ends)
+
+
+def test_the_judge_says_by_which_scores_the_first_heads_matter():
+    atlas = made_up({"induction": {}, "effect": {}, "promotes_attended": {}}, n_held_out=20)
+    assert atlas.removal_finding == ""
+    matters, more = removal(0.9, (0.8, 0.5, 1.1)), removal(1.2, (1.1, 0.9, 1.3))
+    unclear, gains = removal(2.0, (1.9, -0.1, 3.9)), removal(-0.1, (0.2, 0.1, 0.3))
+    judged = replace(
+        atlas, removals={"induction": matters, "effect": more, "promotes_attended": unclear}
+    )
+    assert judged.removal_finding == (
+        "Zeroed together on 20 held-out prompts (with other queries), the first 2 heads by 2 of 3 "
+        "scores cost the answer more than random heads of the same layers do (by chance, 0.1 "
+        "would). Most is lost without the first by zeroed alone: +1.20 (95% interval +1.00 … +1.40) "
+        "of 1.50 nats of log-odds; without random heads, +0.10 (95% interval +0.00 … +0.20)."
+    )
+    assert judged.removal_frame()["score"].tolist() == ["promotes_attended", "effect", "induction"]
+    judged = replace(
+        atlas, removals={"induction": gains, "promotes_attended": unclear}, n_shared_queries=3
+    )
+    assert judged.removal_finding == (
+        "Zeroed together on 20 held-out prompts (3 of whose queries were used for the scores), the "
+        "first 2 heads by none of 2 scores cost the answer more than random heads of the same "
+        "layers do."
+    )
+    assert judged.removal_finding in str(judged)
+    share = replace(atlas, removals={"effect": removal(0.5, (0.4, 0.2, 0.6), unit="share")})
+    assert "of 1.50 of the prompts whose top token is right" in share.removal_finding
+
+
 def test_scores_of_a_file_are_not_said_to_come_from_weights(tmp_path):
     (tmp_path / "published.json").write_text("[[0, 1, 0.5]]", encoding="utf-8")
     joined = made_up({"induction": {}}).with_scores(tmp_path / "published.json")
@@ -101,15 +141,22 @@ def test_heads_have_names_only_by_the_token_that_they_attend_to_most(gpt2, monke
     assert not any(survey.scores[name].named(0.05) for name in names)
 
 
-def test_heads_copy_only_if_they_copy_more_than_the_average_head(gpt2, monkeypatch):
-    turned = torch.full((10, 3, 4), -2.0).double()
-    monkeypatch.setattr(measure, "turned_copying", lambda *arguments: turned)
+def test_heads_copy_if_they_promote_what_they_attend_to_more_than_the_other_heads_do(
+    gpt2, monkeypatch
+):
+    shares = torch.full((3, 4), 0.2)
+    shares[0] = torch.tensor([0.15, 0.18, 0.22, 0.25])
+    shares[2, 3] = 0.9
+    is_promoted = torch.arange(200)[:, None, None] < 200 * shares
+    monkeypatch.setattr(measure.weight_scores, "promotes_attended", lambda *args: is_promoted)
     survey = Survey(ModelView.of(gpt2), 4, 0)
     survey._weights()
-    copying = survey.scores["copying"]
-    above = copying.mean > copying.mean.mean()
-    assert 0 < above.sum() < 12
-    assert {tuple(head) for head in copying.named(0.05)} == {*map(tuple, above.nonzero().tolist())}
+    promotes = survey.scores["promotes_attended"]
+    assert promotes.kind == "copying"
+    assert promotes.named(0.05) == [
+        il.Head(2, 3)
+    ]  # all are far above chance, one half of a percent
+    assert survey.scores["copying"].p_value is None
 
 
 def test_attention_that_is_not_that_of_queries_and_keys_gets_no_names(gpt2, monkeypatch):

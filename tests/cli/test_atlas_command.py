@@ -36,15 +36,22 @@ def test_with_a_task_the_command_says_what_python_says(run, tmp_path, icl_mini):
     assert n_prompts == {"contrast": 4, "effect": 3, "keys": 3, "indirect_effect": 3}
     assert atlas.finding in " ".join(printed.split())
     assert '"exchange"' in page.read_text(encoding="utf-8")
+    assert not atlas.removals
+    code, printed, errors = run("atlas", *arguments, "--judge", "--json", numbers)
+    assert code == 0, errors
+    judged = il.results.HeadAtlas.load(numbers)
+    assert (judged.n_held_out, judged.n_shared_queries) == (3, 0)
+    assert judged.removal_finding in " ".join(printed.split())
     for name in ("read", "exchange", "effect", "indirect_effect"):
         assert list((out / name).glob("*.parquet")), name
 
 
 def test_task_options_need_a_task(run):
     for option, reason in (
-        ("--demonstrations", "it requires --task or --path"),
-        ("--edited", "heads are edited with --task only"),
+        (("--demonstrations", "4"), "it requires --task or --path"),
+        (("--edited", "4"), "heads are edited with --task only"),
+        (("--judge",), "heads are edited with --task only"),
     ):
-        code, _, errors = run("atlas", option, "4")
+        code, _, errors = run("atlas", *option)
         assert code == 2
         assert reason in errors

@@ -2,7 +2,6 @@
 the reference.
 """
 
-import shutil
 import warnings
 from dataclasses import replace
 from itertools import permutations
@@ -15,50 +14,25 @@ import reference_hf
 import torch
 import vectors
 from transformer_lens.head_detector import detect_head
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import icl_lens as il
 from icl_lens.attribution.repeated_tokens import repeated_sequences
-from icl_lens.models.gguf_header import cached_parser
-from icl_lens.models.installed import SMOLLM2
 
 ATOL = 1e-4
 N_PROMPTS, K = 4, 20
 PROSE = (Path(__file__).parents[2] / "LICENSE").read_text(encoding="utf-8")
 
-pytestmark = [
-    pytest.mark.real_model,
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        SMOLLM2.status != "installed", reason=f"{SMOLLM2.name} is not installed: {SMOLLM2.command}"
-    ),
-]
+pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """The named model, converted into a cache of the module's own, which is deleted again: it takes
-    half a gigabyte.
-    """
-    cache = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache))
-        loaded = il.load_model("smollm2-135m", device="cpu")
-    yield loaded
-    shutil.rmtree(cache)
+def model(smollm2):
+    return smollm2
 
 
 @pytest.fixture(scope="module")
-def hf():
-    """The same file, loaded by transformers alone."""
-    where = {"gguf_file": SMOLLM2.path.name}
-    with cached_parser("the file"):  # the same numbers in a third of the time
-        loaded = AutoModelForCausalLM.from_pretrained(
-            SMOLLM2.path.parent, dtype=torch.float32, **where
-        )
-        tokenizer = AutoTokenizer.from_pretrained(SMOLLM2.path.parent, **where)
-    loaded.set_attn_implementation("eager")
-    return SimpleNamespace(model=loaded.eval(), tokenizer=tokenizer)
+def hf(smollm2_hf):
+    return smollm2_hf
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cache, partial
@@ -19,7 +20,7 @@ import torch
 from annotations import begin_test, lighter
 from tolerance import Float64
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 jaxtyping.jaxtyped = lighter(jaxtyping.jaxtyped)  # before the package is imported
 
@@ -27,6 +28,8 @@ from planted import Kind, Planted, build  # noqa: E402
 from small_tokenizers import tokenizer_of  # noqa: E402
 
 import icl_lens as il  # noqa: E402
+from icl_lens.models.gguf_header import cached_parser  # noqa: E402
+from icl_lens.models.installed import SMOLLM2  # noqa: E402
 
 PROMPTS = [
     il.Prompt.parse(families.PROMPT, answer="foo"),
@@ -129,6 +132,40 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Callable[..., tuple[Any
     output, standard error.
     """
     return partial(faults.call, monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """SmolLM2-135M-Instruct with 4-bit weights, a real model, converted into a cache of the module's
+    tests, which is deleted again: it takes half a gigabyte. Skip the test where it is not installed.
+    """
+    require_smollm2()
+    cache = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        loaded = il.load_model("smollm2-135m", device="cpu")
+    yield loaded
+    shutil.rmtree(cache)
+
+
+@pytest.fixture(scope="module")
+def smollm2_hf() -> SimpleNamespace:
+    """The same file, loaded by transformers alone: its model and tokenizer."""
+    require_smollm2()
+    where = {"gguf_file": SMOLLM2.path.name}
+    with cached_parser("the file"):  # the same numbers in a third of the time
+        loaded = AutoModelForCausalLM.from_pretrained(
+            SMOLLM2.path.parent, dtype=torch.float32, **where
+        )
+        tokenizer = AutoTokenizer.from_pretrained(SMOLLM2.path.parent, **where)
+    loaded.set_attn_implementation("eager")
+    return SimpleNamespace(model=loaded.eval(), tokenizer=tokenizer)
+
+
+def require_smollm2() -> None:
+    """Skip the test unless SmolLM2 is installed."""
+    if SMOLLM2.status != "installed":
+        pytest.skip(f"{SMOLLM2.name} is not installed: {SMOLLM2.command}")
 
 
 @pytest.fixture(scope="session")
