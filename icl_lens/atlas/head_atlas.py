@@ -295,7 +295,7 @@ class HeadAtlas(Result):
             >>> atlas = il.head_atlas(model, n_sequences=2)
             >>> joined = atlas.with_scores({"published": [(5, 0, 0.06), (2, 3, 0.05)]})
             >>> joined["published"].top(3)
-            [Head(layer=5, head=0), Head(layer=2, head=3)]
+            [L5H0, L2H3]
         """
         is_file = isinstance(scores, str | Path)
         source = Path(scores).name if is_file else "given"

@@ -101,8 +101,10 @@ def binomial_tail(
     """Return the probability of each count or a larger one, of `n` draws."""
     k = torch.arange(n + 1).double()
     n_total = torch.tensor(float(n)).double()
-    chosen = torch.lgamma(n_total + 1) - torch.lgamma(k + 1) - torch.lgamma(n_total - k + 1)
-    log_mass = chosen + k * math.log(probability) + (n - k) * math.log1p(-probability)
+    log_coefficients = (
+        torch.lgamma(n_total + 1) - torch.lgamma(k + 1) - torch.lgamma(n_total - k + 1)
+    )
+    log_mass = log_coefficients + k * math.log(probability) + (n - k) * math.log1p(-probability)
     tail = log_mass.exp().flip(0).cumsum(0).flip(0).clamp(max=1.0)
     return tail[counts.long()]
 

@@ -72,8 +72,8 @@ def given_scores(scores: GivenScores) -> dict[str, HeadNumbers]:
                     f"{name} must have the axes layer and head, got the shape "
                     f"{tuple(values.shape)}; take the mean over prompts first"
                 )
-            by_layer = values.double().tolist()
-            values = [(i, j, x) for i, row in enumerate(by_layer) for j, x in enumerate(row)]
+            heads, by_head = values.shape[1], values.double().flatten().tolist()
+            values = [(*divmod(place, heads), score) for place, score in enumerate(by_head)]
         try:
             numbers[name] = _of_list(values)
         except (ValueError, TypeError, KeyError, IndexError) as error:

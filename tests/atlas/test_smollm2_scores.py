@@ -237,20 +237,20 @@ def test_exchanges_of_queries_keys_and_values(case):
     labels = [N_TOKENS_OF_DEMONSTRATION * i + 2 for i in range(N_DEMONSTRATIONS)]
     lost = {name: [] for name in ("exchange", "keys", "values")}
     for row, (ids, seen) in enumerate(zip(case.batch.tokens, case.passes, strict=True)):
-        other = {}
+        donor_passes = {}
         for name in ("query", "texts", "labels"):
             donor = il.tokenize(case.model, donors[name][row], template=il.Template(separator="\n"))
-            other[name] = plain_llama.run(case.hf, donor.tokens[0])
+            donor_passes[name] = plain_llama.run(case.hf, donor.tokens[0])
         vectors = {name: [] for name in lost}
         for layer, head in case.heads:
             for name, vector_of_head in vectors.items():
                 q, k, v = (x[layer][head][None].clone() for x in (seen.q, seen.k, seen.v))
                 if name == "exchange":
-                    q = other["query"].q[layer][head][None]
+                    q = donor_passes["query"].q[layer][head][None]
                 elif name == "keys":
-                    k[:, labels] = other["texts"].k[layer][head][labels]
+                    k[:, labels] = donor_passes["texts"].k[layer][head][labels]
                 else:
-                    v[:, labels] = other["labels"].v[layer][head][labels]
+                    v[:, labels] = donor_passes["labels"].v[layer][head][labels]
                 attention = plain_llama.attention(case.hf, q, k)
                 vector_of_head.append((attention @ v)[0, -1])
         for name, vector_of_head in vectors.items():
