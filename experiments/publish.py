@@ -68,7 +68,11 @@ TASKS: dict[str, dict[str, list[str]]] = {
         "TREC, A/B": ["--task", "trec", "--labels", "B,A", *LINES, "-n", "50"],
         "country-capital": ["--task", "country-capital", *PAIRS],
     },
-    QWEN_LARGE: {"sentiment-number, foo/bar": ["--task", "sentiment-number", *LINES]},
+    QWEN_LARGE: {
+        "sentiment-number, foo/bar": ["--task", "sentiment-number", *LINES],
+        "animal-country, foo/bar": ["--task", "animal-country", *LINES],
+        "country-capital": ["--task", "country-capital", *PAIRS],
+    },
 }
 for small_model in SMALL_MODELS:
     TASKS[small_model] = {
@@ -107,9 +111,15 @@ CLAIMS = {
 CLAIM_TASKS = {
     SMOLLM2: {"classes": "animal-country, A/B", "pairs": "country-capital"},
     QWEN: {"classes": "animal-country, foo/bar", "pairs": "country-capital"},
+    QWEN_LARGE: {"classes": "animal-country, foo/bar", "pairs": "country-capital"},
 }
 """The task of each kind, by model."""
-N_PROMPTS_OF_CLAIMS = {SMOLLM2: 60, QWEN: 40}
+N_PROMPTS_OF_CLAIMS = {
+    SMOLLM2: {"classes": 60, "pairs": 60},
+    QWEN: {"classes": 40, "pairs": 40},
+    QWEN_LARGE: {"classes": 16, "pairs": 24},
+}
+"""Prompts per half, by model and kind of task."""
 
 EARLIER = "computed by an earlier version, whose intervals are symmetric"
 """What is said of studies that the scripts have not computed again."""
@@ -143,7 +153,8 @@ def run_claims(models: list[str], sources: dict[str, str], out: Path) -> None:
                 task_name = CLAIM_TASKS[model][kind]
                 options = ["--model", sources.get(model, SOURCES.get(model, model))]
                 options += ["--name", model, "--task-name", task_name, "--out", str(out)]
-                options += [*TASKS[model][task_name], "-n", str(N_PROMPTS_OF_CLAIMS[model])]
+                n_prompts = N_PROMPTS_OF_CLAIMS[model][kind]
+                options += [*TASKS[model][task_name], "-n", str(n_prompts)]
                 script.main(options)
 
 

@@ -13,7 +13,8 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PAGES = sorted(
     path for path in RESULTS.glob("*.md") if "results-table" in path.read_text(encoding="utf-8")
 )
-NUMBER = re.compile(r"[−-]?\d+\.\d+")
+NUMBER = re.compile(r"[−-]?\d+\.\d+(?![\dB])")
+"""A number with decimals, but not a size of models, such as 0.5B."""
 
 
 def prose(page):

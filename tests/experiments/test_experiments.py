@@ -73,6 +73,19 @@ def test_every_published_study_has_its_settings_or_says_that_it_is_older(questio
         )
 
 
+def test_every_published_claim_has_its_command_date_and_digests():
+    data = EXPERIMENTS.parent / "docs" / "results" / "data"
+    settings = json.loads((data / "claims.json").read_text())
+    claims = publish.read(data / "claims.csv")
+    studies = zip(claims["script"], claims["model"], claims["task"], strict=True)
+    assert {f"{script}, {model}: {task}" for script, model, task in studies} == settings.keys()
+    for about in settings.values():
+        assert {"date", "weights", "prompts", "versions"} <= about.keys()
+        script = shlex.split(about["command"])[1]
+        assert script == f"experiments/literature/{about['question']}.py"
+        assert (EXPERIMENTS.parent / script).is_file()
+
+
 def test_claims_are_collected_beside_those_that_were_published(tmp_path):
     data = tmp_path / "docs" / "data"
     data.mkdir(parents=True)
