@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from planted import Kind, build
+from prompt_parts import labels_of, pairs_of, texts_of
 
 import icl_lens as il
 from icl_lens.analyses.behavior_contrasts import Contrasts, Design, contrasts
@@ -104,23 +105,31 @@ def test_a_preference_neither_hides_nor_feigns_another_behavior(
     behavior = {"two-tower": "learns", "lookup": "knows", "last-label": "copies"}.get(kind)
     for nats, check in zip(PREFERENCES, checks, strict=True):
         assert check.tells_apart == tells_apart
-        assert check.auroc["given"].value == pytest.approx(checks[0].auroc["given"].value, abs=0.02)
-        for name in ("learns", "knows", "copies"):
-            assert check.effects[name].value == pytest.approx(
-                checks[0].effects[name].value, abs=0.1
-            )
         assert behavior is None or behavior in check.behaviors
-        sign = 1 if checks[0].favorite == word else -1
-        if nats >= 1:
-            assert check.favorite == word
-            assert check.effects["prefers"].value == pytest.approx(
-                nats + sign * checks[0].effects["prefers"].value, abs=0.1
-            )
-            assert f"It prefers {word!r} by {check.effects['prefers'].value:.2f} nats" in str(check)
         assert ("model learns from" in str(check)) == (behavior == "learns")
+        check_other_effects_stay(check, checks[0])
+        if nats >= 1:
+            check_preference(check, checks[0], word, nats)
     if kind != "lookup":  # whose neurons add more than 6 nats
         assert min(correct) < 0.75, "the preference is strong enough to hide what was learned"
     assert not tells_apart or max(correct) == 1
+
+
+def check_other_effects_stay(check, without):
+    """AUROC and effects other than the preference are those of the check without a preference."""
+    assert check.auroc["given"].value == pytest.approx(without.auroc["given"].value, abs=0.02)
+    for name in ("learns", "knows", "copies"):
+        assert check.effects[name].value == pytest.approx(without.effects[name].value, abs=0.1)
+
+
+def check_preference(check, without, word, nats):
+    """The preference is the planted one, in addition to that of the check without it."""
+    sign = 1 if without.favorite == word else -1
+    expected = nats + sign * without.effects["prefers"].value
+    preference = check.effects["prefers"].value
+    assert check.favorite == word
+    assert preference == pytest.approx(expected, abs=0.1)
+    assert f"It prefers {word!r} by {preference:.2f} nats" in str(check)
 
 
 def of_three_classes(words: Any, n: int) -> list[il.Prompt]:
@@ -133,13 +142,11 @@ def of_three_classes(words: Any, n: int) -> list[il.Prompt]:
     for i in range(n):
         answer = tuple(classes)[i % 3]
         query = classes[answer][i % 30]
-        demonstrations = [
-            il.Demonstration(text, label)
-            for label, texts in classes.items()
-            for text in rng.choice(
-                [text for text in texts if text != query], 2, replace=False
-            ).tolist()
-        ]
+        demonstrations = []
+        for label, texts in classes.items():
+            candidates = [text for text in texts if text != query]
+            for text in rng.choice(candidates, 2, replace=False).tolist():
+                demonstrations.append(il.Demonstration(text, label))
         order = [demonstrations[j] for j in rng.permutation(len(demonstrations))]
         prompts.append(il.Prompt(order, query, answer, tuple(classes)))
     return prompts
@@ -327,11 +334,9 @@ def made_up_prompts(n_labels: int, n_each: int, n: int = 48) -> list[il.Prompt]:
     rng, labels, prompts = random.Random(0), LABELS[:n_labels], []
     for number in range(n):
         label_of = rng.sample(labels, n_labels)
-        demonstrations = [
-            il.Demonstration(f"{place} of class {c}", label_of[c])
-            for place in range(n_each)
-            for c in range(n_labels)
-        ]
+        demonstrations = []
+        for place, c in itertools.product(range(n_each), range(n_labels)):
+            demonstrations.append(il.Demonstration(f"{place} of class {c}", label_of[c]))
         answer = labels[number % n_labels]
         prompts.append(
             il.Prompt(
@@ -363,27 +368,23 @@ def planted_contrasts(arranged: list[ArrangedPrompt], nats: dict[str, float]) ->
         np.ones((len(arranged), len(labels)), bool),
         np.array([prompt.starts_as_it_ends for prompt in arranged]),
     )
-    scores = [
-        [planted_scores(prompt.prompts[name], prompt.answer, nats) for prompt in arranged]
-        for name in arranged[0].prompts
-    ]
+    scores = []
+    for name in arranged[0].prompts:
+        scores.append([])
+        for prompt in arranged:
+            scores[-1].append(planted_scores(prompt.prompts[name], prompt.answer, nats))
     return contrasts(np.array(scores), design)
 
 
-SINGLE = [
-    {name: nats}
-    for name in EFFECTS
-    for nats in (1.5, -1.5)
-    if name not in ("prefers", "first") or nats > 0
-]
+SINGLE = [{name: 1.5} for name in EFFECTS]
+SINGLE += [{name: -1.5} for name in EFFECTS if name not in ("prefers", "first")]
 PAIRS = [
     {behavior: 1.0, two: -2.0 if two in ("learns", "copies") else 2.0}
     for behavior, two in itertools.permutations(EFFECTS, 2)
 ]
 PREFERRING = [
     {name: 1.0, "prefers": nats}
-    for name in ("learns", "knows", "copies")
-    for nats in (2.0, 4.0, 6.0)
+    for name, nats in itertools.product(("learns", "knows", "copies"), (2.0, 4.0, 6.0))
 ]
 
 
@@ -428,9 +429,9 @@ def planted_check(
             torch.from_numpy(planted + rng.normal(0, noise, planted.shape)), torch.tensor(answers)
         )
 
-    by_arrangement = {
-        name: scores([prompt.prompts[name] for prompt in arranged]) for name in arranged[0].prompts
-    }
+    by_arrangement = {}
+    for name in arranged[0].prompts:
+        by_arrangement[name] = scores([prompt.prompts[name] for prompt in arranged])
     return check_of_scores(scores(prompts), by_arrangement, prompts, arranged, labels)
 
 
@@ -596,52 +597,39 @@ def test_intervals_are_those_of_the_sampled_estimate():
 # Arrangements
 
 
-def test_mirrored_orders_have_the_same_labels_as_exchanged_ones():
-    for n_labels, n_each in itertools.product((2, 3, 4), (1, 2, 3)):
-        begins = set()
-        for prompt in made_up_prompts(n_labels, n_each):
-            arranged = arrange(prompt)
-            labels_by_arrangement = {
-                name: [demonstration.label for demonstration in p.demonstrations]
-                for name, p in arranged.prompts.items()
-            }
-            texts = {
-                name: [demonstration.text for demonstration in p.demonstrations]
-                for name, p in arranged.prompts.items()
-            }
-            assert labels_by_arrangement["last"] == labels_by_arrangement["other, exchanged"]
-            assert labels_by_arrangement["other"] == labels_by_arrangement["last, exchanged"]
-            assert (labels_by_arrangement["last"][-1], labels_by_arrangement["other"][-1]) == (
-                arranged.answer,
-                arranged.partner,
-            )
-            assert (
-                labels_by_arrangement["last"][0] == arranged.answer
-            ) == arranged.starts_as_it_ends
-            assert {*labels_by_arrangement["last"][:1]} <= {arranged.answer, arranged.partner}
-            assert texts["last"] == texts["last, exchanged"]
-            assert texts["other"] == texts["other, exchanged"]
-            pairs = {
-                (demonstration.text, demonstration.label) for demonstration in prompt.demonstrations
-            }
-            for name in ("last", "other"):
-                assert {
-                    (demonstration.text, demonstration.label)
-                    for demonstration in arranged.prompts[name].demonstrations
-                } == pairs
-                assert arranged.prompts[name].answer == prompt.answer
-                assert arranged.prompts[f"{name}, exchanged"].answer == arranged.partner
-            begins.add(arranged.starts_as_it_ends)
-        assert begins == ({False} if n_each == 1 else {False, True})
+@pytest.mark.parametrize("n_labels", [2, 3, 4])
+@pytest.mark.parametrize("n_each", [1, 2, 3])
+def test_mirrored_orders_have_the_same_labels_as_exchanged_ones(n_labels, n_each):
+    starts_as_it_ends = set()
+    for prompt in made_up_prompts(n_labels, n_each):
+        arranged = arrange(prompt)
+        labels = {name: labels_of(p) for name, p in arranged.prompts.items()}
+        assert labels["last"] == labels["other, exchanged"]
+        assert labels["other"] == labels["last, exchanged"]
+        assert (labels["last"][-1], labels["other"][-1]) == (arranged.answer, arranged.partner)
+        assert labels["last"][0] in (arranged.answer, arranged.partner)
+        assert (labels["last"][0] == arranged.answer) == arranged.starts_as_it_ends
+        starts_as_it_ends.add(arranged.starts_as_it_ends)
+    assert starts_as_it_ends == ({False} if n_each == 1 else {False, True})
+
+
+@pytest.mark.parametrize("n_labels", [2, 3, 4])
+@pytest.mark.parametrize("n_each", [1, 2, 3])
+def test_orders_keep_texts_and_exchanges_only_change_labels(n_labels, n_each):
+    for prompt in made_up_prompts(n_labels, n_each):
+        arranged = arrange(prompt)
+        for name in ("last", "other"):
+            ordered, exchanged = arranged.prompts[name], arranged.prompts[f"{name}, exchanged"]
+            assert {*pairs_of(ordered)} == {*pairs_of(prompt)}
+            assert texts_of(exchanged) == texts_of(ordered)
+            assert ordered.answer == prompt.answer
+            assert exchanged.answer == arranged.partner
 
 
 def test_classes_with_different_numbers_of_demonstrations_get_the_same_number():
     prompt = il.Prompt.parse("a : x b : x c : x d : y e : z f : z g :", answer="x")
     for arranged_prompt in arrange(prompt).prompts.values():
-        counts = [
-            [demonstration.label for demonstration in arranged_prompt.demonstrations].count(label)
-            for label in "xyz"
-        ]
+        counts = [labels_of(arranged_prompt).count(label) for label in "xyz"]
         assert counts == [1, 1, 2]
     assert arrange(prompt) == arrange(prompt) != arrange(prompt, seed=1)
 

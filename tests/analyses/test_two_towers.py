@@ -7,6 +7,7 @@ import json
 import shlex
 from collections import Counter
 from dataclasses import replace
+from itertools import chain
 from typing import get_args
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import torch
 from family_tables import EXACT
 from planted import build
+from prompt_parts import pairs_of
 from rich.console import Console
 from tolerance import assert_close
 from typer.testing import CliRunner
@@ -194,11 +196,10 @@ def test_donor_prompts():
 def test_queries_of_the_other_class_are_found_also_if_labels_are_exchanged():
     prompts = il.load_task("animal-country", n=40, layout="random", labels=["A", "B"])
     assert {prompt.classes["A"] for prompt in prompts} == {"animal", "country"}
-    class_of = {
-        demonstration.text: p.classes[demonstration.label]
-        for p in prompts
-        for demonstration in p.demonstrations
-    }
+    class_of = {}
+    for prompt in prompts:
+        for text, label in pairs_of(prompt):
+            class_of[text] = prompt.classes[label]
     class_of |= {p.query: p.classes[p.answer] for p in prompts}
     without_classes = [
         il.Prompt(p.demonstrations, p.query, p.answer, p.labels) for p in prompts
@@ -261,12 +262,10 @@ def test_planted_two_towers_are_found_and_their_exchanges_cancel(planted, seed):
 )
 def test_other_planted_models_are_not_called_two_towers(planted, kind, options):
     truth, model = planted(kind)
-    heads = [
-        head
-        for role, heads_of_role in truth.heads.items()
-        if role not in ("mover", "decoy")
-        for head in heads_of_role
-    ]
+    heads = []
+    for role, heads_of_role in truth.heads.items():
+        if role not in ("mover", "decoy"):
+            heads += heads_of_role
     for tested_heads in (None, heads or truth.heads.get("mover") or None):
         how = {"k": 4, "n": 24, "n_random": 3}
         towers = il.two_towers(
@@ -432,7 +431,7 @@ def test_one_head_is_one_head(towers):
     )
     assert "1 head matches queries with keys and carries labels" in with_one_head.to_html()
     assert "2 heads match queries with keys and carry labels" in towers.to_html()
-    notes = [note for section in with_one_head.to_view().sections for note in section.notes]
+    notes = list(chain.from_iterable(s.notes for s in with_one_head.to_view().sections))
     assert any("Random heads: 1 set of" in note for note in notes)
     no = replace(with_one_head, partner_log_odds=-with_one_head.partner_log_odds)
     assert "whether the head works as two towers" in no.verdict
@@ -689,12 +688,9 @@ def test_a_pass_over_donors_copies_the_keys_of_one_layer_at_a_time(tiny_run):
     assert keys.shape[2] == values.shape[2] == 6
     assert_close(keys[0, :, 2:5], stored.keys[0, :, :3])
     assert_close(values[1, :, :5], stored.values[1, :, :5])
-    held = [
-        x
-        for layer in pasts.cache.layers
-        for x in vars(layer).values()
-        if isinstance(x, torch.Tensor)
-    ]
+    held = []
+    for layer in pasts.cache.layers:
+        held += [x for x in vars(layer).values() if isinstance(x, torch.Tensor)]
     assert not any(x.is_floating_point() for x in held)
     assert stored.keys.data_ptr() == prefixes.rows.keys[1].k.data_ptr()
 

@@ -1,5 +1,7 @@
 """Random repeated sequences begin as prompts do; their scores: the sweep."""
 
+from itertools import chain
+
 import icl_lens as il
 from icl_lens.attribution.repeated_tokens import prefix_tokens, random_tokens
 
@@ -9,4 +11,4 @@ def test_sequences_begin_as_the_models_prompts_do(icl_mini):
     prompt = il.tokenize(icl_mini, il.Text("love"))
     assert prompt.tokens[0, : len(front)].tolist() == front
     special = icl_mini.tokenizer.all_special_ids
-    assert not {token for row in random_tokens(icl_mini, 5, 20, 0) for token in row} & {*special}
+    assert not set(chain.from_iterable(random_tokens(icl_mini, 5, 20, 0))) & {*special}

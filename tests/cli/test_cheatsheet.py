@@ -102,9 +102,7 @@ def test_llms_txt_is_written_from_the_sheet_and_links_to_every_page(tmp_path):
     assert after_heading.startswith(SHEET.replace("## ", "### ").strip())
     docs = ROOT / "docs"
     links = re.findall(r"^- \[.+\]\((\S+)\.html\): .{8,}[.]$", text, re.MULTILINE)
-    sources = {
-        path.relative_to(docs) for kind in ("md", "ipynb") for path in docs.rglob(f"*.{kind}")
-    }
+    sources = {path.relative_to(docs) for path in [*docs.rglob("*.md"), *docs.rglob("*.ipynb")]}
     sources = {
         source.with_suffix("").as_posix() for source in sources if source.parts[0] != "_build"
     }

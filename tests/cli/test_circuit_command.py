@@ -6,7 +6,7 @@ import json
 import math
 import signal
 from dataclasses import replace
-from itertools import combinations
+from itertools import chain, combinations
 
 import pandas as pd
 import pytest
@@ -182,7 +182,7 @@ def test_two_processes_write_the_same_bytes(inputs, unbroken, tmp_path):
     assert run.stdout.count("First of") == run.stdout.count("With all") == 1
     assert [rank for rank, _ in sorted(chunks)] == [0, 1]
     assert len({process for _, process in chunks}) == 2
-    computed = sorted(name for names in chunks.values() for name in names)
+    computed = sorted(chain.from_iterable(chunks.values()))
     assert computed == sorted(
         name for name in unbroken if name.startswith(("estimates-", "removals-"))
     )

@@ -273,11 +273,10 @@ def six(tmp_path_factory):
     words = json.loads((Path(il.__file__).parent / "bundled" / "words.json").read_text())[
         "categories"
     ]
-    rows = [
-        f"{word} {partner},{kind}"
-        for kind in SIX
-        for word, partner in itertools.pairwise(words[kind][:20])
-    ]
+    rows = []
+    for kind in SIX:
+        pairs = itertools.pairwise(words[kind][:20])
+        rows += [f"{word} {partner},{kind}" for word, partner in pairs]
     file = tmp_path_factory.mktemp("six") / "kinds.csv"
     file.write_text("\n".join(["note,kind", *rows]))
     labels = "foo,bar,frob,blick,waldo,thud"

@@ -44,11 +44,8 @@ def test_more_queries_help_an_interval_with_zero_inside_or_without_ends(ends, is
 )
 def test_the_remedy_is_what_gives_more_queries(tmp_path, texts_per_class, n, ending):
     path = tmp_path / "texts.csv"
-    rows = [
-        f"text {number} of {name},{name}"
-        for name in ("good", "bad")
-        for number in range(texts_per_class)
-    ]
+    rows = [f"text {number} of good,good" for number in range(texts_per_class)]
+    rows += [f"text {number} of bad,bad" for number in range(texts_per_class)]
     path.write_text("\n".join(["text,label", *rows]))
     task = il.TextTask("texts", path)
     prompts = task.prompts(n)

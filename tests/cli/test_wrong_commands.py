@@ -67,11 +67,9 @@ COMMANDS = {
     "compare": COMPARE,
     "locate": LOCATE,
 }
-ROWS = [
-    pytest.param(command, *row, id=f"{command} {i}")
-    for command, rows in COMMANDS.items()
-    for i, row in enumerate(rows)
-]
+ROWS = []
+for command, rows in COMMANDS.items():
+    ROWS += [pytest.param(command, *row, id=f"{command} {i}") for i, row in enumerate(rows)]
 USAGE = [
     ["locate", "--task", "sentiment-number", "--n", "0"],
     ["explain", PROMPT, "--top", "[/red]"],

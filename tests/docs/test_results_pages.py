@@ -3,6 +3,7 @@ build inserts.
 """
 
 import re
+from itertools import chain
 from pathlib import Path
 
 import csv_tables
@@ -29,14 +30,16 @@ def prose(page):
 
 
 def numbers_in(texts):
-    return {number.replace("-", "−") for text in texts for number in NUMBER.findall(text)}
+    numbers: set[str] = set()
+    for text in texts:
+        numbers.update(number.replace("-", "−") for number in NUMBER.findall(text))
+    return numbers
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_numbers_in_sentences_are_in_the_tables(path):
-    table_numbers = numbers_in(
-        cell for lines in csv_tables.tables(path) for line in lines for cell in line
-    )
+    lines = chain.from_iterable(csv_tables.tables(path))
+    table_numbers = numbers_in(chain.from_iterable(lines))
     cited = numbers_in([prose(path.read_text(encoding="utf-8"))])
     assert cited, "the page says no number"
     assert cited <= table_numbers, (

@@ -2,6 +2,7 @@
 edits of one's own.
 """
 
+import itertools
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -292,11 +293,8 @@ def test_own_edits_may_write_at_two_stages_and_derive_from_others(load_tiny):
     model = load_tiny("gpt2")
     batch = ragged(model)
     sets = [[Shift([(1, 0)], 2.0)], [Shift([(1, 0), (1, 2)], 0.5)]]
-    sets += [
-        [Fill([(1, 0)], positions=where, number=number)]
-        for where in ("last", "all")
-        for number in (0.0, 5.0)
-    ]
+    for where, number in itertools.product(("last", "all"), (0.0, 5.0)):
+        sets.append([Fill([(1, 0)], positions=where, number=number)])
     scored = il.score(model, batch, sets)
     for number, edits in enumerate(sets):
         with il.edited(model, *edits):

@@ -32,9 +32,9 @@ COLUMNS = "model task measure at ranking quantity control low high unit versus p
 def test_a_script_imports_public_names_only(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    modules += [
-        name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
-    ]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules += [name.name for name in node.names]
     assert not [module for module in modules if module.startswith("icl_lens.")]
     names = [
         node.attr
@@ -167,11 +167,9 @@ def test_a_script_writes_its_table_what_it_depends_on_and_its_figure(question, f
 @pytest.mark.slow
 def test_the_stored_command_resumes_with_the_same_table(tmp_path, monkeypatch):
     """It runs on a file first, then, as its settings say, from its chunks in this process."""
-    rows = [
-        (f"{word}", label)
-        for label, words in il.WordTask("animal-country").words().items()
-        for word in words
-    ]
+    rows = []
+    for label, words in il.WordTask("animal-country").words().items():
+        rows += [(word, label) for word in words]
     pd.DataFrame(rows, columns=["text", "label"]).to_csv(tmp_path / "mine.csv", index=False)
     arguments = ["--model", "icl-mini", "--task", "mine.csv", "-n", "6"]
     subprocess.run(

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, get_args
 import pytest
 import torch
 from planted import Kind, Planted, build
+from prompt_parts import labels_of
 from safetensors.torch import load_file
 
 import icl_lens as il
@@ -27,9 +28,7 @@ def task(truth: Planted, *, swapped: bool = False, n: int = 12, **options: Any) 
 def balanced(truth: Planted, *, demonstrations: int = 2) -> list[il.Prompt]:
     """Prompts in random order: queries of both classes, both labels as the answer."""
     options: dict[str, Any] = {"demonstrations": demonstrations, "n": 16}
-    return [
-        prompt for swapped in (False, True) for prompt in task(truth, swapped=swapped, **options)
-    ]
+    return [*task(truth, swapped=False, **options), *task(truth, swapped=True, **options)]
 
 
 def with_counts(truth: Planted, true: int, false: int) -> list[il.Prompt]:
@@ -42,10 +41,8 @@ def with_counts(truth: Planted, true: int, false: int) -> list[il.Prompt]:
             true if demonstration.label == prompt.answer else false
             for demonstration in prompt.demonstrations
         ]
-        n_before = [
-            sum(d.label == demonstration.label for d in prompt.demonstrations[:i])
-            for i, demonstration in enumerate(prompt.demonstrations)
-        ]
+        labels = labels_of(prompt)
+        n_before = [labels[:i].count(label) for i, label in enumerate(labels)]
         demonstrations = [
             demonstration
             for demonstration, most, before in zip(
@@ -82,7 +79,7 @@ def answers(model: Any, prompts: list[il.Prompt]) -> Answers:
 
 def noise_like(truth: Planted, heads: tuple[il.Head, ...]) -> list[il.Head]:
     """Return the same number of heads of the same layers that are noise."""
-    used = {head for heads_of_role in truth.heads.values() for head in heads_of_role}
+    used = set().union(*truth.heads.values())
     noise_heads: list[il.Head] = []
     for head in heads:
         candidates = (il.Head(head.layer, index) for index in range(8))
@@ -124,9 +121,8 @@ def test_majority_follows_the_counts(planted):
 def test_lookup_does_without_demonstrations(planted):
     truth, model = planted("lookup")
     prompts = [
-        prompt
-        for swapped in (False, True)
-        for prompt in task(truth, swapped=swapped, labels=NATURAL)
+        *task(truth, swapped=False, labels=NATURAL),
+        *task(truth, swapped=True, labels=NATURAL),
     ]
     demonstrations = [il.Demonstration("iron", "number"), il.Demonstration("tennis", "sentiment")]
     unrelated = [il.Prompt(demonstrations, prompt.query, prompt.answer) for prompt in prompts]
@@ -156,13 +152,10 @@ def test_suppressors_lower_labels_that_are_shown_and_no_others(planted):
     ("kind", "role"),
     [
         ("two-tower", "two-tower"),
-        *(
-            pytest.param(kind, role, marks=pytest.mark.slow)
-            for kind, role in [
-                ("two-tower", "mover"),
-                *(("compare-copy", role) for role in ("copier", "mover", "comparer")),
-            ]
-        ),
+        pytest.param("two-tower", "mover", marks=pytest.mark.slow),
+        pytest.param("compare-copy", "copier", marks=pytest.mark.slow),
+        pytest.param("compare-copy", "mover", marks=pytest.mark.slow),
+        pytest.param("compare-copy", "comparer", marks=pytest.mark.slow),
     ],
 )
 def test_planted_heads_are_the_cause(planted, kind, role):

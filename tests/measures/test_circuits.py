@@ -2,6 +2,7 @@
 sets of edges.
 """
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -36,11 +37,9 @@ def test_planted_edges_come_first_and_carry_the_answer(tmp_path, seed):
     (mover,), heads = truth.heads["mover"], truth.heads["two-tower"]
     circuit = il.locate_circuit(study.model, *study.halves(), heads, n_edges=24, n_random=6)
     expected = {il.Edge(head, "q", str(mover)) for head in heads}
-    expected |= {
-        il.Edge(head, part, writer, "label")
-        for head in heads
-        for part, writer in (("k", str(mover)), ("v", "embed"))
-    }
+    for head in heads:
+        expected.add(il.Edge(head, "k", str(mover), "label"))
+        expected.add(il.Edge(head, "v", "embed", "label"))
     table = circuit.to_frame()
     assert set(table["edge"][: len(expected)]) == set(
         map(str, expected)
@@ -151,9 +150,8 @@ def test_models_that_compare_nothing_have_no_query_or_key_edges(tmp_path, kind, 
     heads = truth.heads[role] or tuple(il.Head(layer, 2) for layer in (4, 5, 6))
     circuit = il.locate_circuit(study.model, *study.halves(), heads, n_edges=4, n_random=3)
     groups = circuit.to_frame("groups").set_index("group")
-    for name in (
-        f"{third} third → {end}" for third in THIRDS[:2] for end in ("query", "keys at the labels")
-    ):
+    for third, end in itertools.product(THIRDS[:2], ("query", "keys at the labels")):
+        name = f"{third} third → {end}"
         assert groups.loc[name, "low"] < 0.05, name
     assert not circuit.is_defined
     assert len(circuit.sentences()) == 1
@@ -195,7 +193,8 @@ def test_tables_follow_from_sets_of_edges(small):
     all_edges = [space.edge(number) for number in range(len(space))]
     assert len(set(all_edges)) == len(all_edges) == circuit.n_edges == 11 * (11 + 6)
     edges = circuit.to_frame()
-    first = [next(edge for edge in all_edges if str(edge) == name) for name in edges["edge"]]
+    edge_of_name = {str(edge): edge for edge in all_edges}
+    first = [edge_of_name[name] for name in edges["edge"]]
     weaker_edges = [edge for edge in all_edges if edge not in first]
     without = [[*weaker_edges, edge] for edge in first]
     set_log_odds = log_odds(
@@ -244,13 +243,10 @@ def test_groups_partition_the_edges_and_random_sets_match_strata(small):
     small_set, large_set = space.random_like(ranked, [9, 60], seed=3)
     assert set(small_set) <= set(large_set)
     for size, edge_set in ((9, small_set), (60, large_set)):
-        strata = [
-            sorted(
-                (edge.part, edge.role, layer_of(edge.writer))
-                for edge in map(space.edge, edge_numbers.tolist())
-            )
-            for edge_numbers in (edge_set, ranked[:size])
-        ]
+        strata = []
+        for edge_numbers in (edge_set, ranked[:size]):
+            edges = map(space.edge, edge_numbers.tolist())
+            strata.append(sorted((edge.part, edge.role, layer_of(edge.writer)) for edge in edges))
         assert strata[0] == strata[1]
     assert set(small_set) != set(ranked[:9])
     assert not np.array_equal(small_set, space.random_like(ranked, [9], seed=4)[0])
@@ -263,7 +259,7 @@ def test_estimates_rank_on_other_prompts(small):
         circuit.to_frame()["estimate"].tolist(), abs=1e-5
     )
     assert circuit.to_frame()["estimate"].abs().is_monotonic_decreasing
-    notes = " ".join(note for section in circuit.to_view().sections for note in section.notes)
+    notes = " ".join(" ".join(section.notes) for section in circuit.to_view().sections)
     assert f"on {len(ranking)} prompts and tested on {len(testing)} others" in notes
     assert json.loads(json.dumps(circuit.to_dict()))["readers"] == ["L2H1", "L1H3"]
 

@@ -84,7 +84,8 @@ def test_random_sets(gpt2):
 def test_layers_without_enough_other_heads_borrow_from_the_nearest(gpt2, gpt2_batch):
     heads = [il.Head(0, head) for head in range(3)]
     sets = random_head_sets(gpt2, heads)
-    assert all(Counter(head.layer for head in head_set) == {0: 1, 1: 2} for head_set in sets)
+    for head_set in sets:
+        assert Counter(head.layer for head in head_set) == {0: 1, 1: 2}
     assert il.ablate_with_controls(gpt2, gpt2_batch, heads, n_random=1).n_displaced == 2
     assert il.ablate_with_controls(gpt2, gpt2_batch, heads[:1], n_random=1).n_displaced == 0
 
@@ -223,19 +224,13 @@ def test_heads_that_only_change_a_preference_lower_accuracy_but_not_the_auroc():
         "same layers": [noise + 8.0, learned],
         "all layers": [],
     }
-    scores = {
-        name: tuple(
-            AnswerScores(
-                torch.stack([-head_set / 2, head_set / 2], 1).log_softmax(-1).float(),
-                answer == 0,
-                answer,
-                choices,
-            )
-            for head_set in sets
-        )
-        for choices in [torch.ones(n, 2, dtype=torch.bool)]
-        for name, sets in odds.items()
-    }
+    choices = torch.ones(n, 2, dtype=torch.bool)
+    scores = {}
+    for name, sets in odds.items():
+        scores[name] = ()
+        for log_odds in sets:
+            log_probs = torch.stack([-log_odds / 2, log_odds / 2], 1).log_softmax(-1).float()
+            scores[name] += (AnswerScores(log_probs, answer == 0, answer, choices),)
     conditions = {
         name: Condition(((il.Head(0, 0),),) * len(of_condition), of_condition)
         for name, of_condition in scores.items()

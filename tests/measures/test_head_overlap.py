@@ -17,11 +17,12 @@ def every_draw(n_heads, first, second):
     its layers' sets.
     """
     layers = sorted({il.Head.parse(name).layer for name in second})
-    sizes = [sum(il.Head.parse(name).layer == layer for name in second) for layer in layers]
-    sets = [
-        [{il.Head(layer, head) for head in heads} for heads in combinations(range(n_heads), size)]
-        for layer, size in zip(layers, sizes, strict=True)
-    ]
+    layers_of_heads = [il.Head.parse(name).layer for name in second]
+    sets = []
+    for layer in layers:
+        heads_of_layer = [il.Head(layer, head) for head in range(n_heads)]
+        draws = combinations(heads_of_layer, layers_of_heads.count(layer))
+        sets.append(list(map(set, draws)))
     fixed = {il.Head.parse(name) for name in first}
     return np.array([len(fixed & set().union(*draw)) for draw in product(*sets)])
 

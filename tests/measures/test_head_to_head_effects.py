@@ -2,6 +2,7 @@
 agree.
 """
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -171,10 +172,9 @@ def test_sets_of_edges_at_several_tokens_are_one_pass_from_the_first_reader_on(g
     for number, edges in enumerate((first, [*first, *more]), start=1):
         with il.edited(model, il.WithoutEdges(edges), batch=batch):
             assert_close(scored[:, number], il.score(model, batch), scale=8.0)
-        apart = [
-            il.WithoutEdges([edge for edge in edges if edge.reader == head])
-            for head in ((1, 2), (2, 1))
-        ]
+        apart = []
+        for head in ((1, 2), (2, 1)):
+            apart.append(il.WithoutEdges([edge for edge in edges if edge.reader == head]))
         assert_close(scored[:, number], il.score(model, batch, [apart])[:, 0], scale=8.0)
     assert (scored[:, 1:] - scored[:, :1]).abs().max() > 1e-2
     by_role = [
@@ -204,7 +204,7 @@ def test_single_edges_of_sets_are_head_to_head_effects_and_estimates_are_close(g
 
     model, batch, _ = grouped
     scored = il.score(
-        model, batch, [[il.WithoutEdges(edges)] for edges in [[], *([edge] for edge in EDGES)]]
+        model, batch, [[il.WithoutEdges([])], *([il.WithoutEdges([edge])] for edge in EDGES)]
     )
     answer = batch.answer[:, None, None].expand(-1, scored.shape[1], 1)
     log_prob = scored.gather(2, answer)[..., 0]
@@ -237,8 +237,10 @@ def test_single_edges_of_sets_are_head_to_head_effects_and_estimates_are_close(g
 
 
 def acts_names(layer):
-    heads = [[*(f"L{lower}H{head}" for head in range(4)), f"F{lower}"] for lower in range(layer)]
-    return ["embed", *(name for block in heads for name in block)]
+    names = ["embed"]
+    for lower in range(layer):
+        names += [*(f"L{lower}H{head}" for head in range(4)), f"F{lower}"]
+    return names
 
 
 AT_LABELS = [
@@ -451,7 +453,7 @@ def test_nothing_is_removed_twice(grouped):
         ),
         ([chain(inner, first)], [chain(inner)]),
     ]
-    sets = [[il.WithoutEdges(edges)] for pair in pairs for edges in pair]
+    sets = [[il.WithoutEdges(edges)] for edges in itertools.chain.from_iterable(pairs)]
     clean, *scored = il.score(model, batch, [[], *sets]).unbind(1)
     for (edges, _), ours, theirs in zip(pairs, scored[::2], scored[1::2], strict=True):
         assert_close(ours, theirs, msg=str(edges))

@@ -3,6 +3,7 @@ and for one prompt.
 """
 
 import io
+import itertools
 import json
 from dataclasses import replace
 
@@ -36,12 +37,12 @@ def expected(gpt2, many):
     Hugging Face.
     """
     view = ModelView.of(gpt2)
-    parts = [
-        next(exchange for exchange in EXCHANGES if exchange.name == part)
-        for part in ("query", "keys", "values")
-    ]
+    exchange_of_name = {exchange.name: exchange for exchange in EXCHANGES}
+    parts = [exchange_of_name[name] for name in ("query", "keys", "values")]
     scores, _, _ = exchange_scores(
-        view, tower_prompts(gpt2, many), [(part, [head]) for part in parts for head in view.heads()]
+        view,
+        tower_prompts(gpt2, many),
+        [(part, [head]) for part, head in itertools.product(parts, view.heads())],
     )
     lost = scores.log_odds[:, :1] - scores.log_odds[:, 1:]
     return lost.double().unflatten(1, (len(parts), view.n_layers, view.n_heads))

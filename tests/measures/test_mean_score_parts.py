@@ -3,6 +3,7 @@ same bytes.
 """
 
 import io
+import itertools
 import json
 
 import numpy as np
@@ -37,11 +38,8 @@ def test_means_and_intervals_of_each_prompts_parts(load_tiny, words, name):
         parts = il.attention_score_parts(il.capture(model, many[row], writers=True), "L2H3")
         why = parts.contrast(parts.of_label(many[row].answer))
         names = {"query": why.writers, "key": why.writers}
-        names["pair"] = [
-            f"{query_writer} × {key_writer}"
-            for query_writer in why.writers
-            for key_writer in why.writers
-        ]
+        pairs = itertools.product(why.writers, repeat=2)
+        names["pair"] = [f"{query_writer} × {key_writer}" for query_writer, key_writer in pairs]
         for side, values in (
             ("query", why.query_side),
             ("key", why.key_side),

@@ -27,7 +27,7 @@ def by_draws(values, queries, k):
     counts, query_of = draw_clusters(queries)
     often = np.zeros(values.shape[1])
     for draw in counts:
-        rows = [row for row in range(len(values)) for _ in range(draw[query_of[row]])]
+        rows = np.repeat(np.arange(len(values)), [draw[query] for query in query_of]).tolist()
         mean = np.mean([values[row] for row in rows], axis=0)
         for item in sorted(range(len(mean)), key=lambda item: -mean[item])[:k]:
             often[item] += 1

@@ -2,6 +2,7 @@
 after a kill.
 """
 
+import itertools
 import logging
 import os
 import resource
@@ -132,9 +133,10 @@ def test_two_processes_convert_a_file_once(file, cache, tmp_path):
     children = [child(file, log, ready=lambda: all(log.exists() for log in logs)) for log in logs]
     assert [ended(process) for process in children] == [0, 0]
     logged_lines = [log.read_text().splitlines() for log in logs]
-    pids = {line for lines in logged_lines for line in lines if line.startswith("process")}
+    all_lines = list(itertools.chain.from_iterable(logged_lines))
+    pids = {line for line in all_lines if line.startswith("process")}
     assert len(pids) == 2
-    assert sum(line.startswith("converting") for lines in logged_lines for line in lines) == 1
+    assert sum(line.startswith("converting") for line in all_lines) == 1
     assert [lines[-1] for lines in logged_lines] == ["loaded", "loaded"]
     (name,) = folders(cache)
     assert ".partial-" not in name

@@ -2,6 +2,7 @@
 accepted.
 """
 
+import itertools
 import json
 import shutil
 
@@ -57,7 +58,7 @@ def without(*names, then=lambda folder: None):
     """Return a function that removes files from a folder, then calls `then(folder)`."""
 
     def spoil(folder):
-        for path in [path for name in names for path in folder.glob(name)]:
+        for path in itertools.chain.from_iterable(list(folder.glob(name)) for name in names):
             path.unlink()
         then(folder)
 

@@ -111,7 +111,7 @@ def test_padding_is_removed_by_the_mask(icl_mini, side):
         [*more, *row] if side == "left" else [*row, *more]
         for row, more in zip(ids, fill, strict=True)
     ]
-    mask = [[int(token != pad) for token in row] for row in tokens]
+    mask = (torch.tensor(tokens) != pad).int().tolist()
     masked = il.PromptBatch.from_tokens(
         torch.tensor(tokens), model=icl_mini, attention_mask=torch.tensor(mask)
     )

@@ -3,7 +3,7 @@
 import base64
 import io
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 import explanations as ex
 import matplotlib.image
@@ -55,7 +55,7 @@ def test_layer_bars_average_prompts_and_color_by_sign():
 def test_heatmap_has_layers_across_and_zero_in_the_middle():
     grid = np.array([[0.0, 1.0, -2.0], [0.5, 0.0, 0.0]])
     frame = pd.DataFrame(
-        [(layer, head, grid[layer, head]) for layer in range(2) for head in range(3)],
+        [(layer, head, grid[layer, head]) for layer, head in np.ndindex(2, 3)],
         columns=["layer", "head", "increase"],
     )
     for source in (frame.sample(frac=1, random_state=0), torch.tensor(grid), grid):
@@ -93,7 +93,7 @@ def test_the_caller_names_what_a_heatmap_shows():
     ranked = ex.changed(
         explanation,
         by="contrast",
-        contrast=tuple(tuple(-x for x in row) for row in explanation.all_heads.increase),
+        contrast=tuple(map(tuple, (-np.array(explanation.all_heads.increase)).tolist())),
     )
     heads, top = (plots.explanation_figures(ranked)[name] for name in ("heads", "top_heads"))
     assert heads.axes[1].get_ylabel() == top.axes[0].get_xlabel() == "contrast (nats)"
@@ -157,7 +157,9 @@ def test_label_attention_with_intervals_and_a_group_missing_for_a_head():
     )
     ax = plots.label_attention_bars(frame, group="group", names={"x": "first"}).axes[0]
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["y", "first"]
-    segments = [s[:, 1].tolist() for c in ax.collections for s in c.get_segments() if len(s)]
+    segments = []
+    for collection in ax.collections:
+        segments += [s[:, 1].tolist() for s in collection.get_segments() if len(s)]
     assert [0.4, 0.6] in [pytest.approx(s) for s in segments]
 
 
@@ -453,7 +455,7 @@ def test_a_notebook_shows_figures_on_any_background(monkeypatch, name):
     """
     explanation = ex.made()
     if name == "attention":
-        rows = [(head, which, 0.4, 0.2, 0.5) for head in NAMES for which in (True, False)]
+        rows = [(head, which, 0.4, 0.2, 0.5) for head, which in product(NAMES, (True, False))]
         columns = ["name", "is_answer", "attention", "low", "high"]
         figure = plots.label_attention_bars(pd.DataFrame(rows, columns=columns))
     else:

@@ -14,6 +14,7 @@ section 2.
 """
 
 import copy
+import itertools
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -112,7 +113,7 @@ def indirect_effects(
 def top_heads(effects: Tensor, n: int) -> list[tuple[int, int]]:
     """Return the n heads (layer, head) with the largest average of effects [prompt layer head]."""
     mean = effects.mean(0)
-    heads = [(i, j) for i in range(mean.shape[0]) for j in range(mean.shape[1])]
+    heads = list(itertools.product(range(mean.shape[0]), range(mean.shape[1])))
     return sorted(heads, key=lambda head: float(mean[head]), reverse=True)[:n]
 
 

@@ -266,12 +266,10 @@ def _write_settings(
         "sliding_window": ("attention.sliding_window",),
         **{cap: (cap,) for cap in _CAPS},
     }
-    stored = {
-        key: options[option]
-        for option, keys in key_names.items()
-        if option in options
-        for key in keys
-    }
+    stored = {}
+    for option, keys in key_names.items():
+        if option in options:
+            stored |= dict.fromkeys(keys, options[option])
     if arch == "llama":
         stored["rope.dimension_count"] = config.hidden_size // N_HEADS
     for key, value in {**stored, **settings}.items():

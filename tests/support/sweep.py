@@ -185,25 +185,20 @@ class Case:
     @cached_property
     def edge_sets(self) -> list[list[il.Edge]]:
         parts = [("q", "last"), ("k", "label"), ("v", "text")]
-        edges = [
-            il.Edge(self.reader, part, writer, role)
-            for part, role in parts
-            for writer in self.writers
-        ]
+        edges = []
+        for part, role in parts:
+            edges += [il.Edge(self.reader, part, writer, role) for writer in self.writers]
         between, readings = (
             self.heads[1],
             [("v", "text", "label"), ("q", "query", "query"), ("k", "label", "last")],
         )
-        early = [
-            il.Edge(between, part, writer, role, at)
-            for part, role, at in readings
-            for writer in self.writers_before(between)
-        ]
-        through = [
-            il.Edge(self.reader, part, chain, role)
-            for part, role in parts[:2]
-            for chain in self.chains(part)
-        ]
+        early = []
+        for part, role, at in readings:
+            for writer in self.writers_before(between):
+                early.append(il.Edge(between, part, writer, role, at))
+        through = []
+        for part, role in parts[:2]:
+            through += [il.Edge(self.reader, part, chain, role) for chain in self.chains(part)]
         chained = [
             [*through[kind::3], edges[0]] for kind in range(3)
         ]  # all of these pass through one head
@@ -383,14 +378,12 @@ def _patched(case: Case) -> dict[str, Tensor]:
 
 def _patched_sets(case: Case) -> dict[str, Tensor]:
     sets = [case.heads[:1], case.heads]
-    return {
-        name: il.score(
-            case.model,
-            case.batch,
-            [[il.Patch(heads, case.source(**options), **options)] for heads in sets],
-        )
-        for name, options in _patches(case)
-    }
+    scores = {}
+    for name, options in _patches(case):
+        source = case.source(**options)
+        edits = [[il.Patch(heads, source, **options)] for heads in sets]
+        scores[name] = il.score(case.model, case.batch, edits)
+    return scores
 
 
 def _traced(case: Case, **options: Any) -> dict[str, Tensor]:
@@ -414,12 +407,11 @@ def _patched_sites(case: Case) -> Tensor:
 
 def _ablated_sets(case: Case) -> dict[str, Tensor]:
     sets = [[], case.heads[:1], case.heads]
-    return {
-        str(positions): il.score(
-            case.model, case.batch, [[il.Ablate(heads, positions=positions)] for heads in sets]
-        )
-        for positions in ("all", "last", "labels", [1, -2])
-    }
+    scores = {}
+    for positions in ("all", "last", "labels", [1, -2]):
+        edits = [[il.Ablate(heads, positions=positions)] for heads in sets]
+        scores[str(positions)] = il.score(case.model, case.batch, edits)
+    return scores
 
 
 def _score_parts(case: Case) -> dict[str, Any]:
@@ -546,11 +538,9 @@ def _texts(case: Case) -> Any:
 
 def words(prompt: il.Prompt) -> list[str]:
     """Return a prompt's words, which are its tokens."""
-    demonstration_words = [
-        word
-        for demonstration in prompt.demonstrations
-        for word in f"{demonstration.text} : {demonstration.label}".split()
-    ]
+    demonstration_words: list[str] = []
+    for demonstration in prompt.demonstrations:
+        demonstration_words += f"{demonstration.text} : {demonstration.label}".split()
     return [*demonstration_words, *prompt.query.split(), ":"]
 
 

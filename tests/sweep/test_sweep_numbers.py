@@ -318,11 +318,7 @@ class Both(Case):
 
     @cached_property
     def all_heads(self) -> list[tuple[int, int]]:
-        return [
-            (layer, head)
-            for layer in sorted(self.clean[0].pattern)
-            for head in range(families.N_HEADS)
-        ]
+        return list(product(sorted(self.clean[0].pattern), range(families.N_HEADS)))
 
     @cached_property
     def effects(self) -> dict[str, dict[str, Tensor]]:
@@ -410,9 +406,9 @@ def case_of_family(load_tiny, family_folder) -> Callable[..., Both]:
 
 @checks("tokenize", "Text", "PromptBatch.from_tokens")
 def tokens_are_the_words(c: Both) -> None:
-    expected = [
-        [families.WORDS.index(word) for word in sweep.words(prompt)] for prompt in c.prompts
-    ]
+    expected = []
+    for prompt in c.prompts:
+        expected.append([families.WORDS.index(word) for word in sweep.words(prompt)])
     texts = [" ".join(sweep.words(prompt)) for prompt in c.prompts]
     assert [ids.tolist() for ids in c.ids] == expected
     for batch in (
@@ -496,7 +492,8 @@ def attention_to_labels(c: Both) -> None:
         numbers_of(str(il.html.attention_to_labels(c.acts, [c.reader], row=2))),
     )
     shares = c.clean[2].pattern[head.layer][head.head, -1].tolist()
-    assert all(any(abs(share - number) < 1e-3 for number in numbers_on_page) for share in shares)
+    for share in shares:
+        assert any(abs(share - number) < 1e-3 for number in numbers_on_page)
 
 
 def numbers_of(page: str) -> list[float]:
@@ -1081,12 +1078,10 @@ def demonstrations(c: Both) -> None:
 
     def without(row: int, places: Sequence[int], way: str) -> Edit:
         """Hide demonstrations from the last query."""
-        keys = [
-            key
-            for number, key_range in enumerate(c.demonstrations(row))
-            if number in places
-            for key in key_range
-        ]
+        keys: list[int] = []
+        for number, key_range in enumerate(c.demonstrations(row)):
+            if number in places:
+                keys += key_range
         masked: dict[int, Tensor] = {}
 
         def edit(what: str, layer: int, x: Tensor) -> Tensor | None:
@@ -1350,29 +1345,18 @@ def towers(c: Both) -> None:
             ]
 
         def odds(exchange_of_part: Any = None, heads: Sequence[il.Head] = ()) -> Tensor:
-            names = (
-                {part: getattr(exchange_of_part, part) for part in "qkv"}
-                if exchange_of_part is not None
-                else {}
-            )
-            taken = {part: donated(part, name) for part, name in names.items() if name is not None}
-
-            edit = in_turn(
-                *(
-                    writing(
-                        part if part == "q" else f"last {part}",
-                        layer,
-                        (heads_of_layer, at),
-                        value[layer][heads_of_layer, place],
-                    )
-                    for part, donations in taken.items()
-                    for at, value, place in (
-                        (at, getattr(donor, part), place) for at, donor, place in donations
-                    )
-                    for layer, heads_of_layer in by_layer(heads).items()
-                )
-            )
-            log_probs = reference_passes.run(c.hf, ids, edit).log_probs  # noqa: B023
+            edits = []
+            for part in "qkv":
+                name = getattr(exchange_of_part, part, None)
+                if name is None:
+                    continue
+                site = "q" if part == "q" else f"last {part}"
+                for (at, donor, place), (layer, heads_of_layer) in product(
+                    donated(part, name), by_layer(heads).items()
+                ):
+                    value = getattr(donor, part)[layer][heads_of_layer, place]
+                    edits.append(writing(site, layer, (heads_of_layer, at), value))
+            log_probs = reference_passes.run(c.hf, ids, in_turn(*edits)).log_probs  # noqa: B023
             return log_probs[target] - log_probs[FOO + BAR - target]  # noqa: B023
 
         intact = odds()
@@ -1385,13 +1369,7 @@ def towers(c: Both) -> None:
             )
         for exchange, head in product(EXCHANGES[:3], c.heads):
             drops.setdefault((head, exchange.name), []).append(intact - odds(exchange, [head]))
-    assert (
-        max(
-            float(torch.stack(drops_of_exchange).abs().max())
-            for drops_of_exchange in drops.values()
-        )
-        > 1e-2
-    )
+    assert float(torch.stack([*map(torch.stack, drops.values())]).abs().max()) > 1e-2
     for (head, name), drops_by_prompt in drops.items():
         assert_close(
             single[name][head],
@@ -1411,7 +1389,7 @@ def saliency(c: Both) -> None:
         theirs = saliency_of(c.hf, c.ids[row], [FOO, BAR], int(c.targets[row]))
         n, layers, labels = len(c.ids[row]), sorted(c.clean[row].pattern), c.labels(row)
         assert_close(ours[row, layers, :n, :n], theirs, scale=float(theirs.abs().max()))
-        pairs = [(i, j) for i in range(n) for j in range(i)]
+        pairs = [(i, j) for i, j in product(range(n), repeat=2) if j < i]
         kinds = {
             "text_to_label": [(i, j) for i, j in pairs if i in labels],
             "label_to_last": [(n - 1, j) for j in labels],
@@ -1465,9 +1443,9 @@ def sites(c: Both) -> None:
     """Every site at every kind of positions: another prompt's values in one layer and zeros in the
     next or, at all positions, zeros and means over two batches.
     """
-    placed = {
-        role: [c.places(row, role) for row in range(len(c.ids))] for role in SITE_ROLES.values()
-    }
+    placed = {}
+    for role in SITE_ROLES.values():
+        placed[role] = [c.places(row, role) for row in range(len(c.ids))]
     values = values_at_sites(c.hf, trimmed(c.stretched))
     references = [c.stretched, c.other]
     reference_values = [*values, *values_at_sites(c.hf, trimmed(c.other))]
