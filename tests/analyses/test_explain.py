@@ -37,6 +37,29 @@ def acts(gpt2):
 
 
 @pytest.mark.parametrize("plain_text", [False, True])
+def check_largest_parts(explanation, parts):
+    """The parts with the largest contrast, in order, with their contrast and increase."""
+    largest = explanation.subheads.largest
+    places = parts["contrast"].flatten().topk(10).indices
+    heads_and_positions = [divmod(at, len(explanation.input.tokens)) for at in places.tolist()]
+    for part, (head, position) in zip(largest, heads_and_positions, strict=True):
+        assert (part.head, part.position) == (il.Head.from_index(head, 4), position)
+    for score, values in parts.items():
+        assert_close([getattr(part, score) for part in largest], values.flatten()[places])
+
+
+def check_report(gpt2, acts, report, heads, parts, tokens):
+    """A head's attention, scores and log-probabilities without it, from the public functions."""
+    layer, head = report.head
+    assert_close(report.attention, acts.pattern[0, layer, head])
+    assert_close(report.increase, heads["increase"][layer, head])
+    assert_close(report.position_increases, parts["increase"][layer, head])
+    assert_close(report.contrast, heads["contrast"][layer, head])
+    assert_close(report.position_contrasts, parts["contrast"][layer, head])
+    with il.ablate_heads(gpt2, [report.head], positions="last"):
+        assert_close(report.ablated, last_log_probs(gpt2, acts.batch)[0, tokens])
+
+
 def test_numbers_are_those_of_the_functions(gpt2, acts, explanation, plain_text):
     if plain_text:
         batch = il.tokenize(gpt2, il.Text("love like eight two one", answer=" foo", against=" bar"))
@@ -69,33 +92,15 @@ def test_numbers_are_those_of_the_functions(gpt2, acts, explanation, plain_text)
     assert_close(explanation.all_heads.contrast, heads["contrast"])
     best = heads["contrast"].flatten().topk(5).indices.tolist()
     assert [report.head for report in explanation.heads] == [il.Head(i // 4, i % 4) for i in best]
-    places = parts["contrast"].flatten().topk(10).indices
-    head_and_position = [
-        (4 * part.head.layer + part.head.head, part.position)
-        for part in explanation.subheads.largest
-    ]
-    assert head_and_position == [
-        divmod(place, len(explanation.input.tokens)) for place in places.tolist()
-    ]
-    for score, values in parts.items():
-        assert_close(
-            [getattr(part, score) for part in explanation.subheads.largest],
-            values.flatten()[places],
-        )
+    check_largest_parts(explanation, parts)
     assert [name.strip("␣") for name in explanation.scores.compared_with] == ["bar"]
     log_probs = last_log_probs(gpt2, batch)[0]
     tokens = torch.stack([targets[0], against[0, 0]]) if plain_text else batch.label_tokens
     assert_close([*explanation.scores.probs.values()], log_probs[tokens].exp())
     for report in explanation.heads:
-        layer, head = report.head
-        assert_close(report.attention, acts.pattern[0, layer, head])
-        assert_close(report.increase, heads["increase"][layer, head])
-        assert_close(report.position_increases, parts["increase"][layer, head])
-        assert_close(report.contrast, heads["contrast"][layer, head])
-        assert_close(report.position_contrasts, parts["contrast"][layer, head])
-        with il.ablate_heads(gpt2, [report.head], positions="last"):
-            assert_close(report.ablated, last_log_probs(gpt2, batch)[0, tokens])
+        check_report(gpt2, acts, report, heads, parts, tokens)
         if plain_text:
+            layer, head = report.head
             assert report.top_attended(1)[0][0] == int(acts.pattern[0, layer, head].argmax())
         else:
             assert report.value_ranks == tuple(acts.own_label_ranks(report.head)[0].tolist())

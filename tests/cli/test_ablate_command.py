@@ -86,40 +86,40 @@ def test_ablating_a_task_is_ablate_with_controls(icl_mini, capsys, tmp_path, opt
     locating, testing = il.split_by_query(prompts, 8)[0], il.split_by_query(prompts, 6)[1]
     top = il.locate(icl_mini, locating, k=2, by=by).heads
     batch = il.tokenize(icl_mini, testing)
-    mean = (
-        {"mode": "mean", "reference": il.tokenize(icl_mini, locating)} if "mode" in options else {}
-    )
+    mean = {}
+    if "mode" in options:
+        mean = {"mode": "mean", "reference": il.tokenize(icl_mini, locating)}
     ablation = il.ablate_with_controls(icl_mini, batch, top, n_random=2, positions="last", **mean)
-    assert (
-        f"{', '.join(map(str, top))}, located by {by} on 8 other prompts (with other queries)"
-        in out
-    )
-    loaded, html = (
-        json.loads(numbers.read_text())["summary"],
-        unescape(" ".join(page.read_text().split())),
-    )
+    heads = ", ".join(map(str, top))
+    assert f"{heads}, located by {by} on 8 other prompts (with other queries)" in out
+    loaded = json.loads(numbers.read_text())["summary"]
+    html = unescape(" ".join(page.read_text().split()))
     for text in (out, html):
-        assert "2 random, same layers" in text
         assert f"2 heads {'mean-ablated' if mean else 'zeroed'}" in text
-        for name in ablation.conditions:
-            assert percent(ablation.interval(name, "accuracy").value) in text
-            assert signed(ablation.interval(name, "log_odds").low, 2) in text
-        assert signed(ablation.difference("heads", "same layers", "log_odds").high, 2) in text
+        check_numbers(ablation, text)
     assert "One prompt" not in html
     if "check" not in options:
         sentence = str(il.task_check(icl_mini, "sentiment-number"))
         assert sentence in out
         assert sentence.split(":")[0] in html
         assert loaded["task_check"]["sentence"] == sentence
-    assert [stored_prompt["answer"] for stored_prompt in loaded["prompts"]] == [
-        prompt.answer for prompt in testing
-    ]
+    answers = [prompt["answer"] for prompt in loaded["prompts"]]
+    assert answers == [prompt.answer for prompt in testing]
     for name, row in ablation.to_frame().to_dict("index").items():
-        stored = {
-            key: math.nan if (value := loaded["conditions"][name][key]) is None else value
-            for key in row
-        }
+        stored = dict.fromkeys(row, math.nan)
+        for key in row:
+            if loaded["conditions"][name][key] is not None:
+                stored[key] = loaded["conditions"][name][key]
         assert stored == pytest.approx(row, nan_ok=True)
+
+
+def check_numbers(ablation, text):
+    """A text has the accuracies, the ends of intervals, and the difference from random heads."""
+    assert "2 random, same layers" in text
+    for name in ablation.conditions:
+        assert percent(ablation.interval(name, "accuracy").value) in text
+        assert signed(ablation.interval(name, "log_odds").low, 2) in text
+    assert signed(ablation.difference("heads", "same layers", "log_odds").high, 2) in text
 
 
 @pytest.mark.parametrize(

@@ -64,45 +64,57 @@ def test_files_and_text_are_what_python_finds(
     inputs, located_circuit, tmp_path, monkeypatch, capsys
 ):
     out, page, numbers = tmp_path / "out", tmp_path / "page.html", tmp_path / "circuit.json"
-    code, output, _ = call(
-        monkeypatch, capsys, *inputs, "--out", out, "--html", page, "--json", numbers
-    )
+    paths = ("--out", out, "--html", page, "--json", numbers)
+    code, output, _ = call(monkeypatch, capsys, *inputs, *paths)
     assert code == 0
-    for name in TABLES:
-        table = pd.read_parquet(out / f"{name}.parquet")
-        pd.testing.assert_frame_equal(table, pd.read_csv(out / f"{name}.csv"))
-        pd.testing.assert_frame_equal(table, getattr(located_circuit, name), rtol=1e-4, atol=1e-5)
-    graph, drawn = (out / "circuit.svg").read_text(), located_circuit.edges.to_dict("records")
-    assert len(drawn) == 5
-    assert all(f"<!-- {edge['writer']} -->" in graph for edge in drawn)
-    result, written = (
-        json.loads((out / "result.json").read_text()),
-        json.loads(numbers.read_text())["summary"],
-    )
-    assert written["sentences"] == result["sentences"] == located_circuit.sentences()
-    assert (written["model"], written["chosen"], written["task_check"]) == (
-        "gpt2",
-        "named in --heads",
-        None,
-    )
-    assert written["edges"] == result["edges"]
+    check_tables(out, located_circuit)
+    check_json(out, numbers, located_circuit)
     text, html_text = (" ".join(report.split()) for report in (output, Page(page.read_text()).text))
     label_words = "Label words: 'bar', 'foo'. They change classes from prompt to prompt."
     assert text.startswith(f"{label_words} First of {N} prompts:")
     assert ("intervals over more are narrower" in text) == located_circuit.is_undecided
-    for report in (text, html_text):
-        for sentence in located_circuit.sentences():
-            assert sentence in report
-        for row in located_circuit.edges.to_dict("records"):
-            assert row["edge"] in report
-            assert f"{signed(row['low'])} … {signed(row['high'])}" in report
-        assert (
-            f"replaces what the writer wrote by its mean over tokens of the same role in {N} prompts"
-            in report
-        )
-    links = [a[k] for _, a in Page(page.read_text()).elements for k in ("src", "href") if a.get(k)]
+    check_sentences_and_edges(text, located_circuit)
+    check_sentences_and_edges(html_text, located_circuit)
+    check_pictures(page.read_text(), located_circuit)
+
+
+def check_tables(out, circuit):
+    for name in TABLES:
+        table = pd.read_parquet(out / f"{name}.parquet")
+        pd.testing.assert_frame_equal(table, pd.read_csv(out / f"{name}.csv"))
+        pd.testing.assert_frame_equal(table, getattr(circuit, name), rtol=1e-4, atol=1e-5)
+    graph, drawn = (out / "circuit.svg").read_text(), circuit.edges.to_dict("records")
+    assert len(drawn) == 5
+    assert all(f"<!-- {edge['writer']} -->" in graph for edge in drawn)
+
+
+def check_json(out, numbers, circuit):
+    stored = json.loads((out / "result.json").read_text())
+    written = json.loads(numbers.read_text())["summary"]
+    assert written["sentences"] == stored["sentences"] == circuit.sentences()
+    assert written["edges"] == stored["edges"]
+    assert written["model"] == "gpt2"
+    assert written["chosen"] == "named in --heads"
+    assert written["task_check"] is None
+
+
+def check_sentences_and_edges(text, circuit):
+    for sentence in circuit.sentences():
+        assert sentence in text
+    for row in circuit.edges.to_dict("records"):
+        assert row["edge"] in text
+        assert f"{signed(row['low'])} … {signed(row['high'])}" in text
+    mean = f"replaces what the writer wrote by its mean over tokens of the same role in {N} prompts"
+    assert mean in text
+
+
+def check_pictures(source, circuit):
+    """The page's only links are pictures that it contains."""
+    links = []
+    for _, attributes in Page(source).elements:
+        links += [attributes[name] for name in ("src", "href") if attributes.get(name)]
     assert links[0] == "data:,"
-    assert len(links) == 2 + located_circuit.is_defined
+    assert len(links) == 2 + circuit.is_defined
     assert all(link.startswith("data:image/png;base64,") for link in links[1:])
 
 
@@ -296,22 +308,23 @@ def test_the_graph_has_widths_signs_and_intervals():
     from matplotlib.colors import to_rgb
 
     (ax,) = plots.circuit(made(FEW)).axes
-    drawn = edges_drawn(ax)
+    widths, edge_colors, styles = zip(*edges_drawn(ax), strict=True)
     blue, orange = to_rgb(palette.BLUE), to_rgb(palette.ORANGE)
-    assert [color for _, color, _ in drawn] == [blue, orange, blue, blue]
-    assert [style for *_, style in drawn] == ["-", "-", "--", "-"] or [s for *_, s in drawn] == [
-        *("solid", "solid", "dashed", "solid")
-    ]
-    widths = [width for width, *_ in drawn]
-    assert widths == sorted(widths, reverse=True)
+    assert edge_colors == (blue, orange, blue, blue)
+    assert styles in (("-", "-", "--", "-"), ("solid", "solid", "dashed", "solid"))
+    assert list(widths) == sorted(widths, reverse=True)
     assert widths[0] - widths[1] == pytest.approx(2 * (widths[1] - widths[2]))  # 2, 1 and 0.5 nats
+    assert len(edges_drawn(plots.circuit(made(FEW), n=2).axes[0])) == 2
+
+
+def test_the_graph_has_a_node_for_each_head_layer_above_layer():
+    (ax,) = plots.circuit(made(FEW)).axes
     names = [text.get_text() for text in ax.texts]
     assert names.count("L1H0") == 1  # one node, although it is a writer and a reader
     assert names.count("F0") == 1
     places = {text.get_text(): text.get_position() for text in ax.texts}
     assert places["embed"][1] < places["F0"][1] < places["L1H0"][1] < places["L3H1"][1]
     assert places["labels"][0] == places["F0"][0] < places["last\ntoken"][0]
-    assert len(edges_drawn(plots.circuit(made(FEW), n=2).axes[0])) == 2
 
 
 def test_the_graph_has_readers_in_the_column_of_the_tokens_where_they_act():

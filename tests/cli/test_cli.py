@@ -317,10 +317,7 @@ def test_a_task_of_six_classes_is_the_same_in_every_command_and_in_python(
     batch = il.tokenize(icl_mini, locating, template=template)
     assert batch.texts[0] in out
     located = il.locate(icl_mini, batch)
-    assert all(f"{name} " in out for name in map(str, located.heads))
-    assert all(
-        f"{value:+.3f}" in out.replace("−", "-") for value in located.to_frame()["score"][:12]
-    )
+    check_heads_and_scores(located, out)
     code, out, err = run("compare", *options, *TEMPLATE)
     assert code == 0, err
     for row in il.compare(*explained).to_frame()[:5].itertuples():
@@ -331,6 +328,12 @@ def test_a_task_of_six_classes_is_the_same_in_every_command_and_in_python(
     )
     assert code == 0, err
     assert "First of 2 prompts" in out
+
+
+def check_heads_and_scores(located, out):
+    assert all(f"{name} " in out for name in map(str, located.heads))
+    for score in located.to_frame()["score"][:12]:
+        assert f"{score:+.3f}" in out.replace("−", "-")
 
 
 def test_locating_starts_with_what_the_model_does(run, icl_mini, monkeypatch):

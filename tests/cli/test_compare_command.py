@@ -114,35 +114,38 @@ def test_two_models_over_a_task_are_compare_models(run, tiny, noised, words, tmp
     models = [il.load_model(str(folder), device="cpu") for folder in (tiny, noised)]
     prompts = il.load_task("sentiment-number", path=words, demonstrations=1, n=6, layout="random")
     comparison = il.compare_models(*models, prompts, by=by)
-    queries = [prompt.query for prompt in prompts]
+    frame = comparison.to_frame()
     for model, side, column in zip(models, (comparison.a, comparison.b), "ab", strict=True):
         batch = il.tokenize(model, prompts)
-        if by == "effect":
-            expected = il.head_effects(model, batch).log_odds.mean(0)
-        elif by == "exchange":
-            expected = il.locate(model, batch, by="exchange").score.mean
-        else:
-            expected = il.locate(model, batch, by=by).score.mean
-        frame = comparison.to_frame().sort_values(["layer", "head"])
-        assert_close(frame[column].to_numpy(), expected.flatten())
+        expected = mean_score(model, batch, by).flatten()
+        assert_close(frame.sort_values(["layer", "head"])[column].to_numpy(), expected)
         assert_close(side["log p"], il.score(model, batch).gather(1, batch.answer[:, None])[:, 0])
-    first = comparison.to_frame().iloc[0]
+    first = frame.iloc[0]
     differences = (comparison.b[by] - comparison.a[by])[:, first.layer, first["head"]]
+    queries = [prompt.query for prompt in prompts]
     interval = il.metrics.bootstrap_interval(differences, clusters=queries)
     assert (first.change, first.low, first.high) == pytest.approx(tuple(interval))
-    assert comparison.to_frame()["change"].abs().is_monotonic_decreasing
-    cells = f"{first['name']} {first.a:+z.3f} {first.b:+z.3f} {first.change:+z.3f}".replace(
-        "-", "−"
-    )
-    assert cells in " ".join(out.split())
+    assert frame["change"].abs().is_monotonic_decreasing
+    cells = f"{first['name']} {first.a:+z.3f} {first.b:+z.3f} {first.change:+z.3f}"
+    assert cells.replace("-", "−") in " ".join(out.split())
     assert "mean contrast changed most" in out
+    check_page_and_figure(comparison, page)
+
+
+def mean_score(model, batch, by):
+    """The mean score of every head, [layer head]."""
+    if by == "effect":
+        return il.head_effects(model, batch).log_odds.mean(0)
+    return il.locate(model, batch, by=by).score.mean
+
+
+def check_page_and_figure(comparison, page):
+    frame = comparison.to_frame()
+    first = frame.iloc[0]
     (figure,) = comparison.figures.values()
-    (points,) = (
-        collection.get_offsets()
-        for collection in figure.axes[0].collections
-        if isinstance(collection, PathCollection)
-    )
-    assert points.tolist() == comparison.to_frame()[["a", "b"]].to_numpy().tolist()
+    collections = figure.axes[0].collections
+    (points,) = (points for points in collections if isinstance(points, PathCollection))
+    assert points.get_offsets().tolist() == frame[["a", "b"]].to_numpy().tolist()
     assert page.read_text() == comparison.to_html()
     assert page.read_text().count("data:image/png") == 1  # the figure
     twin = comparison._repr_html_().partition('<div class="icl-lens-twin">')[2]

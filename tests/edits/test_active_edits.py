@@ -43,26 +43,28 @@ def explained(gpt2):
 @pytest.mark.slow
 def test_an_explanation_names_the_edits_everywhere(gpt2, explained, tmp_path):
     plain, ablated, hooked = explained
-    assert [measured.edits for measured in explained] == [(), (ZEROED,), (f"hooks at {HOOK}",)]
+    assert [explanation.edits for explanation in explained] == [
+        (),
+        (ZEROED,),
+        (f"hooks at {HOOK}",),
+    ]
     batch = il.tokenize(gpt2, [il.Prompt.parse(families.PROMPT, answer="foo")])
     with il.ablate_heads(gpt2, HEADS):
         assert_close(ablated.scores.log_probs, il.score(gpt2, batch)[0])
     assert abs(ablated.scores.log_probs[0] - plain.scores.log_probs[0]) > 1e-4
     for explanation in (ablated, hooked):
         note = f"All numbers are those of the edited model: {explanation.edits[0]}."
-        for text in (
-            terminal_text(explanation),
-            explanation.to_html(),
-            str(explanation.edits),
-            repr(explanation),
-        ):
-            assert note in text or explanation.edits[0] in text
+        assert explanation.edits[0] in repr(explanation)
         assert note in terminal_text(explanation)
         assert note in explanation.to_html()
     assert "edited" not in terminal_text(plain)
     assert "those of the edited model" not in plain.to_html()
     ablated.save(tmp_path / "e.json")
     assert il.results.Explanation.load(tmp_path / "e.json") == ablated
+
+
+def test_a_comparison_names_the_edits_of_each_side(explained):
+    plain, ablated, _ = explained
     comparison = il.compare(plain, ablated)
     assert f"In B: All numbers are those of the edited model: {ZEROED}." in comparison.to_html()
     assert ZEROED in repr(comparison)
@@ -163,9 +165,13 @@ def test_circuits_parts_and_towers_name_the_edits(gpt2, words, tmp_path):
         assert note in " ".join(shown_text(page_source).split())
     assert note in towers.to_html()
     assert note in circuit.to_html()
-    with gpt2.hooks(
-        fwd_hooks=[(HOOK, lambda x, hook: 1.5 * x)]
-    ):  # saliency needs each head's own z
+
+
+@pytest.mark.slow
+def test_saliency_names_hooks(gpt2, words):
+    """It needs each head's own z, so heads are not zeroed here."""
+    batch = il.tokenize(gpt2, il.load_task("sentiment-number", path=words, n=4, demonstrations=2))
+    with gpt2.hooks(fwd_hooks=[(HOOK, lambda x, hook: 1.5 * x)]):
         flow = il.saliency_flow(gpt2, batch)
     assert flow.edits == (f"hooks at {HOOK}",)
     assert HOOK in repr(flow)

@@ -40,12 +40,7 @@ def test_planted_edges_come_first_and_carry_the_answer(tmp_path, seed):
     for head in heads:
         expected.add(il.Edge(head, "k", str(mover), "label"))
         expected.add(il.Edge(head, "v", "embed", "label"))
-    table = circuit.to_frame()
-    assert set(table["edge"][: len(expected)]) == set(
-        map(str, expected)
-    )  # precision and recall are 1
-    assert (table["low"][: len(expected)] > 0).all()
-    assert table["effect"][len(expected) :].abs().max() < table["effect"][: len(expected)].min()
+    check_first_edges(circuit.to_frame(), {str(edge) for edge in expected})
     first = circuit.to_frame("curve").set_index("kept").loc[24]
     assert first["low"] > 0.95
     assert first["random_high"] < 0.95
@@ -62,6 +57,14 @@ def test_planted_edges_come_first_and_carry_the_answer(tmp_path, seed):
         zip(CURVE_INPUTS, ({mover.layer}, {mover.layer}, set(), {-1}), strict=True)
     )
     assert "not better" not in " ".join(circuit.sentences())
+
+
+def check_first_edges(table, names):
+    """The first edges are exactly the named ones, and each of them matters more than any other."""
+    first, later = table[: len(names)], table[len(names) :]
+    assert set(first["edge"]) == names
+    assert (first["low"] > 0).all()
+    assert later["effect"].abs().max() < first["effect"].min()
 
 
 @pytest.mark.slow

@@ -124,78 +124,87 @@ def test_removed_prompt_by_prompt(gpt2, gpt2_batch, ablation, positions, mode):
         ablation = il.ablate_with_controls(gpt2, gpt2_batch, HEADS, n_random=2, seed=1, **how)
     way = {"zero": "zeroed", "mean": "mean-ablated", "resample": "resample-ablated"}[mode]
     assert f"L0H1, L2H3 {way} at" in repr(ablation)
-    assert ablation.heads == tuple(HEADS)
-    assert [len(condition.sets) for condition in ablation.conditions.values()] == [1, 1, 2, 2]
-    assert ablation.conditions["heads"].sets == (tuple(HEADS),)
-    assert ablation.queries == tuple(prompt.query for prompt in gpt2_batch.prompts)
     for name, condition in ablation.conditions.items():
+        accuracies = ablation.per_prompt(name, "accuracy")
         for removed, answers, correct in zip(
-            condition.sets, condition.scores, ablation.per_prompt(name, "accuracy"), strict=True
+            condition.sets, condition.scores, accuracies, strict=True
         ):
             for row in range(len(gpt2_batch)):
                 alone = gpt2_batch[row]
                 with il.edited(gpt2, il.Ablate(removed, seed=1, **how), batch=alone):
                     log_probs = last_log_probs(gpt2, alone)[0]
                 labels = log_probs[alone.label_tokens]
-                assert_close(answers.label_log_probs[row], labels)
                 choice_scores = labels.masked_fill(~alone.label_mask[0], -float("inf"))
+                is_top = int(log_probs.argmax()) == int(alone.answer_tokens)
+                assert_close(answers.label_log_probs[row], labels)
                 assert correct[row] == (int(choice_scores.argmax()) == int(alone.answer))
-                assert bool(answers.top1_correct[row]) == (
-                    int(log_probs.argmax()) == int(alone.answer_tokens)
-                )
-    scores = [
-        ablation.conditions[name].scores[0].label_log_probs for name in ("no ablation", "heads")
-    ]
-    assert not torch.allclose(*scores)
+                assert bool(answers.top1_correct[row]) == is_top
+    intact, without = (ablation.conditions[name].scores[0] for name in ("no ablation", "heads"))
+    assert not torch.allclose(intact.label_log_probs, without.label_log_probs)
 
 
-def test_intervals_draw_queries_and_sets(icl_mini, monkeypatch):
-    """One set has the interval over queries; that of a mean over random sets also contains how much
-    sets vary.
-    """
+def test_an_ablation_has_its_heads_queries_and_random_sets(gpt2_batch, ablation):
+    assert ablation.heads == tuple(HEADS)
+    assert [len(condition.sets) for condition in ablation.conditions.values()] == [1, 1, 2, 2]
+    assert ablation.conditions["heads"].sets == (tuple(HEADS),)
+    assert ablation.queries == tuple(prompt.query for prompt in gpt2_batch.prompts)
+
+
+@pytest.fixture(scope="module")
+def ablation_of_queries(icl_mini):
     batch = il.tokenize(icl_mini, il.load_task("sentiment-number", n=24, layout="random"))
     ablation = il.ablate_with_controls(icl_mini, batch, ["L4H0"], n_random=4, positions="last")
+    return batch, ablation
+
+
+def test_one_set_has_the_interval_over_queries(ablation_of_queries):
+    batch, ablation = ablation_of_queries
     odds = ablation.per_prompt("heads", "log_odds")[0]
-    assert odds == pytest.approx(
-        il.metrics.label_log_odds(
-            ablation.conditions["heads"].scores[0].label_log_probs, batch.answer.cpu()
-        ).numpy()
-    )
+    log_probs = ablation.conditions["heads"].scores[0].label_log_probs
+    assert odds == pytest.approx(il.metrics.label_log_odds(log_probs, batch.answer.cpu()).numpy())
     queries = [prompt.query for prompt in batch.prompts]
     over_queries = bootstrap_interval(odds, clusters=queries)
     assert tuple(ablation.interval("heads", "log_odds")) == pytest.approx(tuple(over_queries))
+
+
+def test_the_interval_of_random_sets_contains_how_much_sets_vary(ablation_of_queries, monkeypatch):
+    _, ablation = ablation_of_queries
     same = ablation.per_prompt("same layers", "log_odds")
     assert ablation.interval("same layers", "log_odds").value == pytest.approx(same.mean())
+    sets_differ = np.arange(4.0)[:, None].repeat(24, axis=1)
+    monkeypatch.setattr(type(ablation), "per_prompt", lambda *_: sets_differ)
+    reach = student.ppf(0.975, 3) * np.std(np.arange(4), ddof=1) / 2  # all spread is between sets
+    interval = tuple(ablation.interval("same layers", "log_odds"))
+    assert interval == pytest.approx((1.5, 1.5 - reach, 1.5 + reach))
+
+
+def test_differences_from_random_sets_are_in_the_table(ablation_of_queries):
+    _, ablation = ablation_of_queries
+    heads, same = (ablation.per_prompt(name, "log_odds") for name in ("heads", "same layers"))
     difference = ablation.difference("heads", "same layers", "log_odds")
-    assert difference.value == pytest.approx(odds.mean() - same.mean())
+    assert difference.value == pytest.approx(heads.mean() - same.mean())
     assert difference.low < difference.value < difference.high
     frame = ablation.to_frame()
     assert frame.loc["heads", "log_odds_minus_same_layers_high"] == difference.high
     differences = frame.filter(like="_minus_same_layers")
     assert differences.drop("same layers").notna().all(axis=None)
     assert differences.loc["same layers"].isna().all()
-    assert (
-        frame.loc["same layers", "accuracy_max"]
-        == ablation.per_prompt("same layers", "accuracy").mean(1).max()
-    )
-    assert frame.loc["heads", "over_vocabulary"] == np.mean(
-        ablation.per_prompt("heads", "over_vocabulary")
-    )
+    accuracies = ablation.per_prompt("same layers", "accuracy").mean(1)
+    assert frame.loc["same layers", "accuracy_max"] == accuracies.max()
+    top_token = np.mean(ablation.per_prompt("heads", "over_vocabulary"))
+    assert frame.loc["heads", "over_vocabulary"] == top_token
+
+
+def test_chance_counts_the_labels_that_a_prompt_has(ablation_of_queries):
+    _, ablation = ablation_of_queries
     assert ablation.chance == 0.5
     assert ablation.chance_in_words == "50.0%"
     of_two = "50.0%, between the 2 labels that each prompt has of 3"
-    for choices, words in (([2, 2], of_two), ([3, 3], "33.3%")):
-        masks = torch.tensor([[True] * n + [False] * (3 - n) for n in choices])
+    for n_choices, words in ((2, of_two), (3, "33.3%")):
+        masks = (torch.arange(3) < n_choices).expand(2, -1)
         scores = {"heads": SimpleNamespace(scores=[SimpleNamespace(label_mask=masks)])}
-        of_three = SimpleNamespace(conditions=scores, labels=("a", "b", "c"), chance=1 / choices[0])
+        of_three = SimpleNamespace(conditions=scores, labels=("a", "b", "c"), chance=1 / n_choices)
         assert type(ablation).chance_in_words.fget(of_three) == words
-    monkeypatch.setattr(
-        type(ablation), "per_prompt", lambda *_: np.arange(4.0)[:, None].repeat(24, axis=1)
-    )
-    reach = student.ppf(0.975, 3) * np.std(np.arange(4), ddof=1) / 2  # all spread is between sets
-    assert tuple(ablation.interval("same layers", "log_odds")) == pytest.approx(
-        (1.5, 1.5 - reach, 1.5 + reach)
-    )
 
 
 def test_two_random_sets_give_no_interval(gpt2, gpt2_batch, ablation, monkeypatch):

@@ -159,8 +159,8 @@ def halves(model, n):
 
 
 @pytest.mark.slow
-def test_what_held_out_prompts_lose_is_the_finding(icl_mini, gpt2, batch, tmp_path):
-    """It names random heads and accuracy, for heads that matter and for heads that don't."""
+def test_what_held_out_prompts_lose_is_the_finding(icl_mini, tmp_path):
+    """It names random heads, accuracy and log-odds."""
     locating, testing = halves(icl_mini, 20)
     located = il.locate(icl_mini, locating, k=4, held_out=testing, n_random=5)
     expected = il.ablate_with_controls(icl_mini, testing, located.heads, n_random=5)
@@ -168,30 +168,28 @@ def test_what_held_out_prompts_lose_is_the_finding(icl_mini, gpt2, batch, tmp_pa
     assert not located.removal.conditions["all layers"].sets  # shown nowhere, so not run
     assert "matter: jointly zeroed at the last position" in located.finding
     assert expected.shows_that_heads_matter
-    accuracies = []
-    for condition in ("no ablation", "heads", "same layers"):
-        accuracies.append(percent(expected.interval(condition, "accuracy").value))
-    intact, without_heads, without_random = accuracies
-    heads = f"{intact} with these heads, {without_heads} without them, {without_random} without random heads"
-    assert f"accuracy is {heads} (chance 50.0%)." in located.finding
-    log_odds = [
-        expected.interval(name, "log_odds").value
-        for name in ("no ablation", "heads", "same layers")
-    ]
-    intact, without_heads, without_random = (f"{value:.2f}".replace("-", "−") for value in log_odds)
-    heads = f"{intact} with these heads, {without_heads} without them, {without_random} without random heads"
-    assert f"the answer's log-odds are {heads}; " in located.finding
+    sentence = "{} with these heads, {} without them, {} without random heads"
+    accuracies, log_odds = [], []
+    for name in ("no ablation", "heads", "same layers"):
+        accuracies.append(percent(expected.interval(name, "accuracy").value))
+        log_odds.append(f"{expected.interval(name, 'log_odds').value:.2f}".replace("-", "−"))
+    assert f"accuracy is {sentence.format(*accuracies)} (chance 50.0%)." in located.finding
+    assert f"the answer's log-odds are {sentence.format(*log_odds)}; " in located.finding
     assert "(with other queries)" in located.finding
     located.save(tmp_path / "located.json")
     assert il.results.load(tmp_path / "located.json").finding == located.finding
+    without = il.locate(icl_mini, locating, k=4)
+    assert without.removal is None
+    assert "icl-lens ablate" in without.finding
+
+
+@pytest.mark.slow
+def test_heads_that_do_not_matter_are_not_shown_to(gpt2, batch):
     few = batch[[0, 1, 2, 4, 5]]
     untrained = il.locate(gpt2, few, by="increase", k=1, held_out=few, n_random=5)
     assert "It is not shown that" in untrained.finding
     assert not untrained.removal.shows_that_heads_matter
     assert "although 5 of their 5 queries were used to locate the heads" in untrained.finding
-    without = il.locate(icl_mini, locating, k=4)
-    assert without.removal is None
-    assert "icl-lens ablate" in without.finding
 
 
 def test_the_configuration_names_what_changes_a_run(gpt2, batch):

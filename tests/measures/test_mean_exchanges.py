@@ -116,10 +116,8 @@ def test_explain_ranks_heads_by_the_exchange_of_their_query(gpt2, run, tiny, tmp
     """
     prompt = il.Prompt.parse(families.PROMPT, answer="foo")
     measured = il.explain(gpt2, prompt, by="exchange", k=4)
-    other_prompts = {
-        shown_text.text for shown_text in prompt.demonstrations if shown_text.label != "foo"
-    }
-    assert measured.all_heads.other_query in other_prompts
+    of_other_class = [pair.text for pair in prompt.demonstrations if pair.label != "foo"]
+    assert measured.all_heads.other_query in of_other_class
     expected = il.locate(gpt2, [prompt], by="exchange").score.mean
     assert_close(measured.all_heads.exchange, expected)
     best = [il.Head.from_index(i, 4) for i in expected.flatten().topk(4).indices.tolist()]
@@ -129,6 +127,17 @@ def test_explain_ranks_heads_by_the_exchange_of_their_query(gpt2, run, tiny, tmp
     )
     assert_close(measured.to_frame("heads")["exchange"], expected.flatten())
     assert measured.figures["heads"].axes[1].get_ylabel() == "effect of exchanging the query (nats)"
+    check_command(run, tiny, tmp_path, measured)
+    # Without an answer, the prediction is explained.
+    plain = il.explain(gpt2, str(prompt), by="exchange", k=1)
+    answered = il.locate(gpt2, [replace(prompt, answer=plain.target)], by="exchange")
+    assert_close(plain.all_heads.exchange, answered.score.mean)
+    predicted = with_predicted_answers(gpt2, il.tokenize(gpt2, [str(prompt)]))
+    assert il.locate(gpt2, predicted, by="exchange", k=1).heads == [plain.heads[0].head]
+
+
+def check_command(run, tiny, tmp_path, measured):
+    """The command explains the same; page and terminal have the other query and the best score."""
     html, numbers = tmp_path / "page.html", tmp_path / "numbers.json"
     options = ("-m", tiny, "--device", "cpu", "-a", "foo", "--by", "exchange", "-k", 4)
     options += ("--html", html, "--json", numbers)
@@ -136,20 +145,13 @@ def test_explain_ranks_heads_by_the_exchange_of_their_query(gpt2, run, tiny, tmp
     assert code == 0
     loaded = il.results.Explanation.load(numbers)
     assert loaded.all_heads.exchange == measured.all_heads.exchange
-    assert [report.exchange for report in loaded.heads] == [
-        report.exchange for report in measured.heads
-    ]
+    largest = measured.heads[0].exchange
+    exchanges = [report.exchange for report in measured.heads]
+    assert [report.exchange for report in loaded.heads] == exchanges
     assert "--by exchange" in html.read_text()
     for text in (out, html.read_text()):
         assert measured.all_heads.other_query in text.partition("Exchange: ")[2][:250]
-        assert f"{expected[best[0]]:+.3f}" in text
-    plain = il.explain(
-        gpt2, str(prompt), by="exchange", k=1
-    )  # without an answer, the prediction is explained
-    answered = il.locate(gpt2, [replace(prompt, answer=plain.target)], by="exchange")
-    assert_close(plain.all_heads.exchange, answered.score.mean)
-    predicted = with_predicted_answers(gpt2, il.tokenize(gpt2, [str(prompt)]))
-    assert il.locate(gpt2, predicted, by="exchange", k=1).heads == [plain.heads[0].head]
+        assert f"{largest:+.3f}" in text
 
 
 @pytest.mark.parametrize(

@@ -295,29 +295,28 @@ def test_an_explanation_has_three_figures_that_fit_and_are_legible(width, tmp_pa
         figure.savefig(tmp_path / f"{name}.pdf")
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
-        renderer = canvas.get_renderer()
         for ax in figure.axes:
-            for label in [
-                *ax.get_xticklabels(),
-                *ax.get_yticklabels(),
-                ax.xaxis.label,
-                ax.yaxis.label,
-            ]:
-                if label.get_text():
-                    assert label.get_fontsize() >= 6
-            label_boxes = [
-                x.get_window_extent(renderer) for x in ax.get_xticklabels() if x.get_text()
-            ]
-            label_boxes = [
-                box
-                for box in label_boxes
-                if ax.bbox.x0 - 1 <= (box.x0 + box.x1) / 2 <= ax.bbox.x1 + 1
-            ]
-            assert all(a.x1 <= b.x0 for a, b in pairwise(label_boxes))  # none over another
+            check_large_enough(ax)
+            check_apart(ax, canvas.get_renderer())
     top = figures["top_heads"].axes[0]
-    assert [t.get_text() for t in top.get_yticklabels()][::-1] == [
-        str(report.head) for report in explanation.heads
-    ]
+    names = [label.get_text() for label in top.get_yticklabels()]
+    assert names[::-1] == [str(report.head) for report in explanation.heads]
+
+
+def check_large_enough(ax):
+    labels = [*ax.get_xticklabels(), *ax.get_yticklabels(), ax.xaxis.label, ax.yaxis.label]
+    assert all(label.get_fontsize() >= 6 for label in labels if label.get_text())
+
+
+def check_apart(ax, renderer):
+    """No label of the x axis that is within the axes lies over another."""
+    boxes = []
+    for label in ax.get_xticklabels():
+        box = label.get_window_extent(renderer)
+        center = (box.x0 + box.x1) / 2
+        if label.get_text() and ax.bbox.x0 - 1 <= center <= ax.bbox.x1 + 1:
+            boxes.append(box)
+    assert all(left.x1 <= right.x0 for left, right in pairwise(boxes))
 
 
 def writer_rows(intervals):
@@ -347,7 +346,7 @@ def writer_rows(intervals):
 @pytest.mark.parametrize("intervals", [True, False])
 def test_writers_stand_left_and_right_with_their_strongest_pairs_between(intervals, tmp_path):
     figure = plots.writer_pairs(writer_rows(intervals), name="L4H0", n=2)
-    left, middle, right = figure.axes
+    left, _, right = figure.axes
     for ax, names, values in (
         (left, ["F0", "L1H0"], [2.0, -0.5]),
         (right, ["embed", "F1"], [1.5, 0.75]),
@@ -357,16 +356,18 @@ def test_writers_stand_left_and_right_with_their_strongest_pairs_between(interva
         assert bool(ax.collections) == intervals  # error bars
     assert left.get_xlim() == right.get_xlim()[::-1]  # one scale, mirrored
     assert colors(left) == [palette.BLUE, palette.ORANGE]
-    lines = {
-        tuple(line.get_ydata()): (line.get_color(), line.get_linewidth()) for line in middle.lines
-    }
-    assert lines.keys() == {(0, 0), (1, 1)}  # no line to a writer that is not shown
-    assert lines[0, 0][0] == palette.BLUE
-    assert lines[1, 1][0] == palette.ORANGE
-    assert lines[0, 0][1] > 2 * lines[1, 1][1]
     assert "L4H0" in figure.get_supxlabel()
     figure.savefig(tmp_path / "why.pdf")
     assert (tmp_path / "why.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_lines_between_writers_have_the_sign_and_size_of_their_pairs():
+    _, middle, _ = plots.writer_pairs(writer_rows(True), name="L4H0", n=2).axes
+    lines = {tuple(line.get_ydata()): line for line in middle.lines}
+    assert lines.keys() == {(0, 0), (1, 1)}  # no line to a writer that is not shown
+    first, second = lines[0, 0], lines[1, 1]
+    assert [first.get_color(), second.get_color()] == [palette.BLUE, palette.ORANGE]
+    assert first.get_linewidth() > 2 * second.get_linewidth()
 
 
 def made_atlas():

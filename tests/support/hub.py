@@ -42,15 +42,25 @@ class Hub:
     def commit(self, name: str, revision: str) -> str:
         return hashlib.sha1(f"{name} {revision}".encode()).hexdigest()
 
+    def fault_of(self, path: str) -> str | int:
+        """The fault with which a path is answered; empty for none."""
+        if self.fault is None:
+            return ""
+        fault, pattern = self.fault
+        return fault if re.search(pattern, path) else ""
+
+    def revision_of(self, name: str, wanted: str) -> str | None:
+        """The revision that is wanted by its name or by its commit; None if there is none."""
+        for revision in self.content[name]:
+            if wanted in (revision, self.commit(name, revision)):
+                return revision
+        return None
+
     def answer(self, request: Any) -> Any:
-        path, token = (
-            request.url.path,
-            request.headers.get("authorization", "").removeprefix("Bearer "),
-        )
+        path = request.url.path
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
         self.asked.append(path)
-        fault, pattern = self.fault or ("", "")
-        if not fault or not re.search(pattern, path):
-            fault = ""
+        fault = self.fault_of(path)
         if isinstance(fault, int):
             return http.Response(fault, content=b"out of order")
         if fault and fault != "cut":
@@ -64,23 +74,13 @@ class Hub:
         api, name, wanted, file = parts.groups()
         revisions = self.content.get(name)
         if revisions is None or (name == self.private and not token):
-            return (
-                refused(404, "RepoNotFound", "")
-                if token
-                else refused(401, "", "Invalid username or password.")
-            )
-        commits = {self.commit(name, revision): revision for revision in revisions}
-        commit = next(
-            (
-                commit_id
-                for commit_id, revision in commits.items()
-                if (wanted or "main") in (commit_id, revision)
-            ),
-            None,
-        )
-        if commit is None:
+            if token:
+                return refused(404, "RepoNotFound", "")
+            return refused(401, "", "Invalid username or password.")
+        revision = self.revision_of(name, wanted or "main")
+        if revision is None:
             return refused(404, "RevisionNotFound", f"Invalid rev id: {wanted}")
-        files = revisions[commits[commit]]
+        commit, files = self.commit(name, revision), revisions[revision]
         if api:
             return http.Response(
                 200, json={"id": name, "sha": commit, "siblings": [{"rfilename": f} for f in files]}

@@ -7,6 +7,7 @@ from functools import cached_property
 import pytest
 import sweep
 import torch
+from prompt_parts import labels_of, texts_of
 from small_tokenizers import model_of
 from sweep import trimmed
 from test_sweep_numbers import CHECKS, Both, case_of_family  # noqa: F401
@@ -92,43 +93,47 @@ def test_numbers_are_hugging_faces(case_of_family, family, check):  # noqa: F811
     CHECKS[check][1](case_of_family(family, Case))
 
 
+READ_BACK = [
+    il.Prompt.parse("love : bar a sad eight : foo one :", answer="foo"),
+    il.Prompt.parse("two : foo sad : bar three the nine :", answer="foo"),
+]
+
+
 @pytest.mark.parametrize("kind", ["byte", "byte-trimmed", "metaspace"])
 @pytest.mark.parametrize("bos", [False, True])
 def test_every_range_is_read_back(kind, bos):
     model = model_of(kind)
-    prompts = [
-        il.Prompt.parse("love : bar a sad eight : foo one :", answer="foo"),
-        il.Prompt.parse("two : foo sad : bar three the nine :", answer="foo"),
-    ]
-    batch = il.tokenize(model, prompts, template=LINES, prepend_bos=bos)
-    for row, prompt in enumerate(prompts):
+    batch = il.tokenize(model, READ_BACK, template=LINES, prepend_bos=bos)
+    for row, prompt in enumerate(READ_BACK):
         tokens = batch.tokens[row].tolist()
 
         def read(span, tokens=tokens):
             return model.tokenizer.decode(tokens[slice(*span)])
 
         for number, demonstration in enumerate(prompt.demonstrations):
-            assert read(batch.label_ranges[row, number].tolist()).strip() == demonstration.label
-            assert read(batch.text_ranges[row, number].tolist()).strip() == demonstration.text
-            assert (
-                read(batch.demonstration_ranges[row, number].tolist())
-                == f"A: {demonstration.label}\nQ: {demonstration.text}\n\n"
-            )
-            assert (
-                tokens[batch.label_positions[row, number]]
-                == batch.label_tokens[batch.labels.index(demonstration.label)]
-            )
+            text, label = demonstration.text, demonstration.label
+            whole = read(batch.demonstration_ranges[row, number].tolist())
+            assert read(batch.label_ranges[row, number].tolist()).strip() == label
+            assert read(batch.text_ranges[row, number].tolist()).strip() == text
+            assert whole == f"A: {label}\nQ: {text}\n\n"
         assert read(batch.query_range[row].tolist()).strip() == prompt.query
         _, end = batch.demonstration_ranges[row, -1].tolist()
         assert read((end, int(batch.last[row]) + 1)) == f"Q: {prompt.query}\nA:"
-        roles = batch.token_roles[row]
+        scored = batch.tokens[row, batch.label_positions[row]].tolist()
+        assert scored == batch.label_tokens[batch.label_index[row]].tolist()
+
+
+@pytest.mark.parametrize("kind", ["byte", "byte-trimmed", "metaspace"])
+@pytest.mark.parametrize("bos", [False, True])
+def test_roles_of_prompts_with_labels_first(kind, bos):
+    batch = il.tokenize(model_of(kind), READ_BACK, template=LINES, prepend_bos=bos)
+    for prompt, roles in zip(READ_BACK, batch.token_roles, strict=True):
         assert roles[-1] == "last"
         assert roles.count("query") == len(prompt.query.split())
-        assert roles.count("text") == sum(len(pair.text.split()) for pair in prompt.demonstrations)
-        kinds = [role for role in roles if "label" in role]
-        assert kinds == [
-            "true label" if pair.label == "foo" else "false label" for pair in prompt.demonstrations
-        ]
+        assert roles.count("text") == sum(len(text.split()) for text in texts_of(prompt))
+        of_label = {"foo": "true label", "bar": "false label"}
+        expected = [of_label[label] for label in labels_of(prompt)]
+        assert [role for role in roles if "label" in role] == expected
 
 
 def test_an_explanation_takes_the_template(case_of_family):  # noqa: F811
