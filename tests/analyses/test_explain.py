@@ -36,7 +36,6 @@ def acts(gpt2):
     return il.capture(gpt2, il.tokenize(gpt2, il.Prompt.parse(families.PROMPT, answer="foo")))
 
 
-@pytest.mark.parametrize("plain_text", [False, True])
 def check_largest_parts(explanation, parts):
     """The parts with the largest contrast, in order, with their contrast and increase."""
     largest = explanation.subheads.largest
@@ -60,6 +59,7 @@ def check_report(gpt2, acts, report, heads, parts, tokens):
         assert_close(report.ablated, last_log_probs(gpt2, acts.batch)[0, tokens])
 
 
+@pytest.mark.parametrize("plain_text", [False, True])
 def test_numbers_are_those_of_the_functions(gpt2, acts, explanation, plain_text):
     if plain_text:
         batch = il.tokenize(gpt2, il.Text("love like eight two one", answer=" foo", against=" bar"))
