@@ -99,5 +99,6 @@ def located_on(locating: "PromptBatch", testing: "PromptBatch") -> str:
     n_shared = len(located.intersection(prompt.query for prompt in testing.prompts))
     queries = "with other queries"
     if n_shared:
-        queries = f"{n_shared} of their {len(located)} queries also occur here"
+        verb = "occurs" if n_shared == 1 else "occur"
+        queries = f"{n_shared} of their {len(located)} queries also {verb} here"
     return f" on {len(locating)} other prompts ({queries})"

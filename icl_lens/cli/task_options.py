@@ -401,9 +401,9 @@ def shared_queries_remedy(task: SplitTask, seed: int) -> str:
         locating, testing = replace(task, n=n).split_prompts(seed)
         queries = {prompt.query for prompt in locating}
         if queries.isdisjoint(prompt.query for prompt in testing):
-            return f"With -n {n}, or with more different texts to ask for, none are shared."
+            return f"With -n {n}, or with more different texts, no query is in both halves."
         n //= 2
-    return "With more different texts to ask for, none are shared."
+    return "With more different texts, no query is in both halves."
 
 
 def print_what_heads_carry(

@@ -56,31 +56,45 @@ def removal_finding(
     of the same layers". `n_random_sets` is their number of sets. `over`
     names what the interval is over, if it is not over prompts.
     """
-    is_one = len(heads) == 1
     subject = heads_in_words(heads)
     subject = subject[0].upper() + subject[1:]
-    matter = "matters" if is_one else "matter"
-    cost = "it costs" if is_one else "they cost"
-    together = "" if is_one else "jointly "
-    costs = f"{together}{where}, {cost} the answer {interval_text(lost, near=difference)} {unit}"
+    matter = "matters" if len(heads) == 1 else "matter"
+    loss = _loss(lost, difference, unit, where, is_one=len(heads) == 1)
     if difference.low != difference.low:
         reason = f"that needs prompts with at least {MIN_CLUSTERS} different queries"
         if n_random_sets < MIN_RANDOM_SETS:
             reason = f"that needs at least {MIN_RANDOM_SETS} random sets, got {n_random_sets}"
-        return f"{subject}: {costs}. They are not compared with {random}: {reason}."
-    compared = f"{interval_text(*difference, over=over)} more than {random} do"
+        return f"{subject}: {loss}. They are not compared with {random}: {reason}."
+    from_random = interval_text(*difference, over=over)
+    if lost >= 0 and difference.value >= 0:
+        compared = f"{from_random} more than {random} do"
+    else:
+        compared = f"and the difference from {random} is {from_random}"
     gain = _gain_without_random(lost, difference, random)
     if difference.low > 0 and lost > 0:
-        return f"{subject} {matter}: {costs}, {compared}.{gain}"
+        return f"{subject} {matter}: {loss}, {compared}.{gain}"
     if difference.low > 0:
         needs = f"It is not shown that the answer needs {heads_in_words(heads)}"
-        return f"{needs}: {costs}, although that is {compared}."
+        return f"{needs}: {loss}, {compared}."
     if difference.high < 0:
-        return f"{subject} {matter} less than {random}: {costs}, {compared}."
+        return f"{subject} {matter} less than {random}: {loss}, {compared}."
     return (
-        f"It is not shown that {heads_in_words(heads)} {matter} more than {random}: {costs}, {compared}, "
-        f"which includes zero.{gain}"
+        f"It is not shown that {heads_in_words(heads)} {matter} more than {random}: {loss}, "
+        f"{compared}, which includes zero.{gain}"
     )
+
+
+def _loss(lost: float, difference: Interval, unit: str, where: str, *, is_one: bool) -> str:
+    """Return what the answer loses, or gains, without the heads, with as many digits as the
+    difference from random heads.
+    """
+    subject = f"{where}, it" if is_one else f"jointly {where}, they"
+    if lost < 0:
+        take = "takes" if is_one else "take"
+        gained = interval_text(-lost, near=difference)
+        return f"{subject} {take} nothing from the answer, which gains {gained} {unit}"
+    cost = "costs" if is_one else "cost"
+    return f"{subject} {cost} the answer {interval_text(lost, near=difference)} {unit}"
 
 
 def _gain_without_random(lost: float, difference: Interval, random: str) -> str:

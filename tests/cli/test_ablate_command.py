@@ -169,7 +169,7 @@ def test_a_task_with_few_queries_uses_them_twice(tmp_path, capsys):
                 check=False,
                 positions="last",
             )
-            assert re.search(r"[1-9] of their [1-9] queries also occur here", shown(capsys))
+            assert re.search(r"[1-9] of their [1-9] queries also occurs? here", shown(capsys))
 
 
 @pytest.mark.slow

@@ -36,9 +36,12 @@ def test_heads_matter_if_the_interval_is_above_zero(difference, says):
     text = removal_finding(["L5H0", "L4H1"], difference, lost=1.2, n_random_sets=10, **REMOVED)
     assert text.startswith(says)
     assert "they cost the answer +1.20 nats of log-odds" in text
-    assert text.count(interval_text(*difference) + " more than random heads do") == 1
+    compared = f"{interval_text(*difference)} more than random heads do"
+    if difference.value < 0:
+        compared = f"and the difference from random heads is {interval_text(*difference)}"
+    assert text.count(compared) == 1
     options = {"lost": 1.2, "n_random_sets": 10, "over": "random sets", **REMOVED}
-    over_sets = interval_text(*difference)[:-1] + " over random sets) more than random heads"
+    over_sets = interval_text(*difference)[:-1] + " over random sets)"
     assert over_sets in removal_finding(["L5H0"], difference, **options)
     assert ("which includes zero" in text) == (difference.low <= 0 <= difference.high)
 
@@ -56,7 +59,7 @@ def test_a_difference_above_the_loss_is_explained_by_what_random_heads_gain(lost
     for difference in (Interval(1.0, 0.4, 1.6), Interval(1.0, -0.1, 2.1)):
         text = removal_finding(["L5H0"], difference, lost=lost, n_random_sets=10, **REMOVED)
         assert text.endswith(gain)
-        assert ("the answer gains" in text) == bool(gain)
+        assert ("removed instead, the answer gains" in text) == bool(gain)
 
 
 @pytest.mark.parametrize(
@@ -223,15 +226,22 @@ def test_lists_without_a_head_that_adds_name_the_score_that_removes_heads(score,
     assert "--by effect" not in list_finding(above, 2, score, n_heads=40)
 
 
-def test_heads_whose_removal_helps_are_not_needed_even_if_random_heads_help_more():
-    text = removal_finding(
-        ["L5H0"], Interval(0.5, 0.2, 0.8), lost=-0.5, n_random_sets=10, **REMOVED
+@pytest.mark.parametrize(
+    ("difference", "says", "ends"),
+    [
+        (Interval(0.5, 0.2, 0.8), "It is not shown that the answer needs L5H0", "."),
+        (
+            Interval(-0.3, -0.7, 0.1),
+            "It is not shown that L5H0 matters more than random heads",
+            ", which includes zero.",
+        ),
+        (Interval(-0.3, -0.5, -0.1), "L5H0 matters less than random heads", "."),
+    ],
+)
+def test_heads_whose_removal_helps_take_nothing_from_the_answer(difference, says, ends):
+    """Not even if removing random heads helps more."""
+    text = removal_finding(["L5H0"], difference, lost=-0.5, n_random_sets=10, **REMOVED)
+    assert text == (
+        f"{says}: zeroed at the last position, it takes nothing from the answer, which gains +0.50 "
+        f"nats of log-odds, and the difference from random heads is {interval_text(*difference)}{ends}"
     )
-    assert text.startswith(
-        "It is not shown that the answer needs L5H0: zeroed at the last position, it costs the"
-    )
-    assert (
-        "−0.50 nats of log-odds, although that is +0.50 (95% interval +0.20 … +0.80) more than random"
-        in text
-    )
-    assert "matters" not in text
