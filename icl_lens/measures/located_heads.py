@@ -238,8 +238,17 @@ class LocatedHeads(Result):
 
     @property
     def other_scores(self) -> list[str]:
-        """The names of the scores that did not rank the heads, in the order of the table."""
-        return [name for name in COLUMNS if name in self.scores and name != self.by]
+        """The names of the scores that did not rank the heads, in the order of the table.
+
+        A score that no head has is left out, such as attention to true labels on pairs, whose
+        answers are not shown.
+        """
+        names = []
+        for name in COLUMNS:
+            is_other = name != self.by and name in self.scores
+            if is_other and not self.scores[name].mean.isnan().all():
+                names.append(name)
+        return names
 
     def _column_definitions(self) -> str:
         """Return a sentence on the columns beside the score; empty without such columns."""
