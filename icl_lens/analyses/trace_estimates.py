@@ -66,29 +66,31 @@ def _changes(
     exchanges: Sequence[tuple[int, Site, SitePositions, int]],
 ) -> Mapping[tuple[Stage, int], list[Change]]:
     """Return (site, layer) -> the changes of the exchanges there."""
-    changes_at: dict[tuple[Stage, int], list[Change]] = {}
-    for number, source in enumerate(sources):
-        columns_at: dict[tuple[Stage, SitePositions], dict[int, int]] = {}  # layer -> column
-        for column, (of_source, site, positions, layer) in enumerate(exchanges):
-            if of_source == number:
-                columns_at.setdefault((Stage[site], positions), {})[layer] = column
-        from_source, from_prompts = [], []
-        for (site, positions), columns in columns_at.items():
-            named = positions if isinstance(positions, str) else tuple(positions)
-            places = aligned_places(batch, source, range(len(batch)), named)
-            of_prompts = SitePlaces(places.prompt, places.position, places.prompt, places.position)
-            from_source.append(SiteReading(site, tuple(columns), places))
-            from_prompts.append(SiteReading(site, tuple(columns), of_prompts))
+    columns_at: dict[tuple[int, Stage, SitePositions], dict[int, int]] = {}  # layer -> column
+    for column, (number, site, positions, layer) in enumerate(exchanges):
+        columns_at.setdefault((number, Stage[site], positions), {})[layer] = column
+    by_source = sorted(columns_at.items(), key=lambda place_and_columns: place_and_columns[0][0])
+    readings_of: dict[int, list[SiteReading]] = {number: [] for number in range(len(sources))}
+    of_prompts: list[SiteReading] = []
+    for (number, site, positions), columns in by_source:
+        named = positions if isinstance(positions, str) else tuple(positions)
+        places = aligned_places(batch, sources[number], range(len(batch)), named)
+        readings_of[number].append(SiteReading(site, tuple(columns), places))
+        in_prompts = SitePlaces(places.prompt, places.position, places.prompt, places.position)
+        of_prompts.append(SiteReading(site, tuple(columns), in_prompts))
+    donated: list[dict[int, Tensor]] = []
+    for number, readings in readings_of.items():
         with edits_disabled(view):
-            donated = record_sites(view, source, from_source)
-        replaced = record_sites(view, batch, from_prompts)
-        readings = zip(columns_at.items(), from_source, donated, replaced, strict=True)
-        for ((site, _), columns), reading, new, old in readings:
-            for layer, column in columns.items():
-                dtype = torch.promote_types(old[layer].dtype, torch.float32)
-                difference = new[layer].to(dtype) - old[layer].to(dtype)
-                change = Change(column, reading.places, difference)
-                changes_at.setdefault((site, layer), []).append(change)
+            donated += record_sites(view, sources[number], readings)
+    replaced = record_sites(view, batch, of_prompts)
+    changes_at: dict[tuple[Stage, int], list[Change]] = {}
+    values = zip(by_source, of_prompts, donated, replaced, strict=True)
+    for ((_, site, _), columns), reading, new, old in values:
+        for layer, column in columns.items():
+            dtype = torch.promote_types(old[layer].dtype, torch.float32)
+            difference = new[layer].to(dtype) - old[layer].to(dtype)
+            change = Change(column, reading.places, difference)
+            changes_at.setdefault((site, layer), []).append(change)
     return changes_at
 
 

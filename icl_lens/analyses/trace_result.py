@@ -214,7 +214,7 @@ class Trace(Result):
         is_large, is_above = self._large_and_above
         return self._layers_where(is_large & ~is_above)
 
-    @property
+    @cached_property
     def _large_and_above(self) -> tuple[np.ndarray, np.ndarray]:
         """Whether differences from the control are large, and whether their intervals are above
         zero, [site role layer]; False everywhere if nothing can be said.

@@ -23,6 +23,7 @@ from icl_lens.atlas.kinds import (
 from icl_lens.atlas.stored_scores import GivenScores, given_scores, read_scores
 from icl_lens.errors import InputError, check_at_least, short_repr
 from icl_lens.files import write_text
+from icl_lens.intervals import MIN_CLUSTERS
 from icl_lens.measures.controlled_ablation_result import nats_text, points_text
 from icl_lens.measures.list_removal import ListRemoval
 from icl_lens.metrics import spearman
@@ -417,35 +418,32 @@ class HeadAtlas(Result):
         """
         if not self.removals:
             return ""
-        n_scores = len(self.removals)
-        mattering = {
-            name: removal
-            for name, removal in self.removals.items()
-            if removal.shows_that_heads_matter
-        }
         queries = "with other queries"
         if self.n_shared_queries:
             queries = f"{self.n_shared_queries} of whose queries were used for the scores"
         where = f"Zeroed together on {self.n_held_out:,} held-out prompts ({queries})"
         n_heads = max(len(removal.heads) for removal in self.removals.values())
-        first = f"the first {n_heads} heads" if n_heads > 1 else "the first head"
-        verb = "cost" if n_heads > 1 else "costs"
-        random = "random heads of the same layers do"
-        by_chance = f"by chance, {decimal(0.025 * n_scores, 1)} would"
+        first, verb = (
+            ("the first head", "is") if n_heads == 1 else (f"the first {n_heads} heads", "are")
+        )
+        random = "random heads of the same layers"
+        if any(math.isnan(removal.difference.low) for removal in self.removals.values()):
+            reason = f"that needs prompts with at least {MIN_CLUSTERS} different queries"
+            return f"{where}, {first} by each score {verb} not compared with {random}: {reason}."
+        n_scores = len(self.removals)
+        mattering: dict[str, ListRemoval] = {}
+        for name, removal in self.removals.items():
+            if removal.shows_that_heads_matter:
+                mattering[name] = removal
+        shown = f"{verb} shown to cost the answer more than {random} do"
         if not mattering:
-            return f"{where}, {first} by none of {n_scores} scores {verb} the answer more than {random}."
+            return f"{where}, {first} by none of {n_scores} scores {shown}."
+        by_chance = f"by chance, {decimal(0.025 * n_scores, 1)} would be"
         name = max(mattering, key=lambda name: mattering[name].lost.value)
-        most = mattering[name]
-        lost = interval_text(*most.lost)
-        unit = "nats of log-odds"
-        if most.unit == "share":
-            unit = "of the prompts whose top token is right"
-        intact = decimal(most.intact, 2)
-        by_random = interval_text(*most.lost_by_random)
         return (
-            f"{where}, {first} by {len(mattering)} of {n_scores} scores {verb} the answer more than "
-            f"{random} ({by_chance}). Most is lost without the first by {self[name].title}: {lost} "
-            f"of {intact} {unit}; without random heads, {by_random}."
+            f"{where}, {first} by {len(mattering)} of {n_scores} scores {shown} ({by_chance}). Of "
+            f"these, most is lost without the first by {self[name].title}: "
+            f"{_loss_beside_random(mattering[name])}."
         )
 
     def summary(self) -> str:
@@ -584,6 +582,19 @@ class HeadAtlas(Result):
             "removals": json_records(self.removal_frame()),
             "n_held_out": self.n_held_out,
         }
+
+
+def _loss_beside_random(removal: ListRemoval) -> str:
+    """Return what is lost without a list of heads, of how much, and without random ones."""
+    if removal.unit == "share":
+        lost = f"{points_text(removal.lost)} points"
+        intact = f"the {percent(removal.intact)} of prompts whose top token is right"
+        by_random = f"{points_text(removal.lost_by_random)} points"
+    else:
+        lost = interval_text(*removal.lost)
+        intact = f"{decimal(removal.intact, 2)} nats of log-odds"
+        by_random = interval_text(*removal.lost_by_random)
+    return f"{lost} of {intact}; without random heads, {by_random}"
 
 
 def _score_section(score: HeadScore) -> Section:

@@ -8,6 +8,7 @@ random sets.
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -352,6 +353,12 @@ class ControlledAblation(Result):
             else:
                 row.append(len(self.conditions[name].sets))
             rows.append(tuple(row))
+        return self._answers_section(columns, rows)
+
+    def _answers_section(
+        self, columns: Sequence[Column], rows: Sequence[tuple[Cell, ...]]
+    ) -> Section:
+        """Return how prompts are answered under each condition, as a section."""
         return Section(
             f"Answers with heads {self.ablated}",
             "The heads matter for the answer if it changes more than with random heads of the same "
@@ -382,14 +389,7 @@ class ControlledAblation(Result):
             draws = tuple(probabilities.get("same layers", ()))
             texts = map(mean_and_range, probabilities.values())
             rows.append((Label(label, index), *texts, Dots(before, after, draws)))
-        return Section(
-            f"Answers with heads {self.ablated}",
-            "The heads matter for the answer if it changes more than with random heads of the same "
-            "layers.",
-            tuple(columns),
-            tuple(rows),
-            notes=tuple(self.notes()),
-        )
+        return self._answers_section(columns, rows)
 
     def _label_probabilities(self, name: ConditionName, label: int) -> list[float]:
         """Return a label's probability after the first prompt under each head set of a

@@ -89,9 +89,9 @@ def _loss(lost: float, difference: Interval, unit: str, where: str, *, is_one: b
     difference from random heads.
     """
     subject = f"{where}, it" if is_one else f"jointly {where}, they"
-    if lost < 0:
+    gained = interval_text(-lost, near=difference)
+    if lost < 0 and gained != interval_text(0.0, near=difference):
         take = "takes" if is_one else "take"
-        gained = interval_text(-lost, near=difference)
         return f"{subject} {take} nothing from the answer, which gains {gained} {unit}"
     cost = "costs" if is_one else "cost"
     return f"{subject} {cost} the answer {interval_text(lost, near=difference)} {unit}"

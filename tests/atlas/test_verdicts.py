@@ -88,9 +88,10 @@ def test_the_judge_says_by_which_scores_the_first_heads_matter():
     )
     assert judged.removal_finding == (
         "Zeroed together on 20 held-out prompts (with other queries), the first 2 heads by 2 of 3 "
-        "scores cost the answer more than random heads of the same layers do (by chance, 0.1 "
-        "would). Most is lost without the first by zeroed alone: +1.20 (95% interval +1.00 … +1.40) "
-        "of 1.50 nats of log-odds; without random heads, +0.10 (95% interval +0.00 … +0.20)."
+        "scores are shown to cost the answer more than random heads of the same layers do (by "
+        "chance, 0.1 would be). Of these, most is lost without the first by zeroed alone: +1.20 (95% "
+        "interval +1.00 … +1.40) of 1.50 nats of log-odds; without random heads, +0.10 (95% interval "
+        "+0.00 … +0.20)."
     )
     assert judged.removal_frame()["score"].tolist() == ["promotes_attended", "effect", "induction"]
     judged = replace(
@@ -98,12 +99,26 @@ def test_the_judge_says_by_which_scores_the_first_heads_matter():
     )
     assert judged.removal_finding == (
         "Zeroed together on 20 held-out prompts (3 of whose queries were used for the scores), the "
-        "first 2 heads by none of 2 scores cost the answer more than random heads of the same "
-        "layers do."
+        "first 2 heads by none of 2 scores are shown to cost the answer more than random heads of "
+        "the same layers do."
     )
     assert judged.removal_finding in str(judged)
     share = replace(atlas, removals={"effect": removal(0.5, (0.4, 0.2, 0.6), unit="share")})
-    assert "of 1.50 of the prompts whose top token is right" in share.removal_finding
+    assert share.removal_finding.endswith(
+        "+50.0 (+30.0…+70.0) points of the 150.0% of prompts whose top token is right; without "
+        "random heads, +10.0 (+0.0…+20.0) points."
+    )
+
+
+def test_the_judge_says_nothing_of_too_few_queries():
+    """Not even that no list matters: without intervals, nothing is compared."""
+    nothing = removal(0.9, (0.8, float("nan"), float("nan")))
+    judged = replace(made_up({"effect": {}}, n_held_out=3), removals={"effect": nothing})
+    assert judged.removal_finding == (
+        "Zeroed together on 3 held-out prompts (with other queries), the first 2 heads by each score "
+        "are not compared with random heads of the same layers: that needs prompts with at least 4 "
+        "different queries."
+    )
 
 
 def test_scores_of_a_file_are_not_said_to_come_from_weights(tmp_path):

@@ -245,3 +245,11 @@ def test_heads_whose_removal_helps_take_nothing_from_the_answer(difference, says
         f"{says}: zeroed at the last position, it takes nothing from the answer, which gains +0.50 "
         f"nats of log-odds, and the difference from random heads is {interval_text(*difference)}{ends}"
     )
+
+
+def test_a_gain_that_rounds_to_zero_is_no_gain():
+    for lost in (-0.001, 0.001):
+        text = removal_finding(
+            ["L5H0"], Interval(0.1, -0.2, 0.4), lost=lost, n_random_sets=10, **REMOVED
+        )
+        assert "it costs the answer +0.00 nats of log-odds" in text
