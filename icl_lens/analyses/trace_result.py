@@ -391,7 +391,7 @@ class Trace(Result):
         ]
         if self.control_lost is not None:
             columns.append(Column("control there"))
-        columns.append(Column("carried in layers", is_number=False))
+        columns.append(Column("held in layers", is_number=False))
         rows = []
         for role in self.roles:
             of_role = frame.query("role == @role")
@@ -401,8 +401,7 @@ class Trace(Result):
             if self.control_lost is not None:
                 cells.append(float(best["control"]))
             carried = self.carried[site, role]
-            words = layers_in_words(carried, self.layers) if carried else "–"
-            rows.append((*cells, words))
+            rows.append((*cells, stretches_in_words(carried, self.layers) if carried else "–"))
         notes = []
         if len(self.layers) < self.n_layers:
             listed = ", ".join(map(str, self.layers))
@@ -418,8 +417,13 @@ class Trace(Result):
 
 
 def layers_in_words(carried: Sequence[int], measured: Sequence[int]) -> str:
-    """Return layers as words: "in layer 3" or "in layers 3–5 and 9"; layers that follow each other
-    among those measured are one stretch.
+    """Return layers as words: "in layer 3" or "in layers 3–5 and 9"."""
+    return f"in layer{'s' * (len(carried) > 1)} {stretches_in_words(carried, measured)}"
+
+
+def stretches_in_words(carried: Sequence[int], measured: Sequence[int]) -> str:
+    """Return layers as words: "3–5 and 9"; layers that follow each other among those measured are
+    one stretch.
     """
     stretches: list[list[int]] = []
     for layer in carried:
@@ -428,11 +432,11 @@ def layers_in_words(carried: Sequence[int], measured: Sequence[int]) -> str:
             stretches[-1].append(layer)
         else:
             stretches.append([layer])
-    names = [
-        str(stretch[0]) if len(stretch) == 1 else f"{stretch[0]}–{stretch[-1]}"
-        for stretch in stretches
-    ]
-    return f"in layer{'s' * (len(carried) > 1)} {joined(names)}"
+    names = []
+    for stretch in stretches:
+        is_single = len(stretch) == 1
+        names.append(str(stretch[0]) if is_single else f"{stretch[0]}–{stretch[-1]}")
+    return joined(names)
 
 
 def _place(role: str) -> str:
