@@ -189,6 +189,20 @@ def test_estimates_are_slopes_also_under_edits_that_are_active(ioi_like):
     np.testing.assert_allclose(traced.lost[:, 0, 2, 0], -slopes, rtol=0.02, atol=2e-4)
 
 
+def test_estimates_of_controls_are_those_of_donors(ioi_like):
+    """What a control costs is estimated from its own values, not from the donor's."""
+    model, texts, donors = ioi_like
+    controls = [*donors[1:], donors[0]]
+    options = {"layers": [0, 2], "method": "gradient", "n_checked": 0}
+    traced = il.trace(model, texts, donors, controls=controls, **options)
+    np.testing.assert_allclose(
+        traced.lost, il.trace(model, texts, donors, **options).lost, atol=1e-5
+    )
+    of_controls = il.trace(model, texts, controls, **options).lost
+    np.testing.assert_allclose(traced.control_lost, of_controls, atol=1e-5)
+    assert np.abs(traced.lost - traced.control_lost).max() > 1e-3
+
+
 @pytest.mark.slow
 def test_a_run_in_pieces_checks_the_same_prompts(ioi_like, tmp_path):
     model, texts, donors = ioi_like
