@@ -435,13 +435,13 @@ class HeadAtlas(Result):
         for name, removal in self.removals.items():
             if removal.shows_that_heads_matter:
                 mattering[name] = removal
-        shown = f"{verb} shown to cost the answer more than {random} do"
+        cost_more = f"{verb} shown to cost the answer more than {random} do"
         if not mattering:
-            return f"{where}, {first} by none of {n_scores} scores {shown}."
+            return f"{where}, {first} by none of {n_scores} scores {cost_more}."
         by_chance = f"by chance, {decimal(0.025 * n_scores, 1)} would be"
         name = max(mattering, key=lambda name: mattering[name].lost.value)
         return (
-            f"{where}, {first} by {len(mattering)} of {n_scores} scores {shown} ({by_chance}). Of "
+            f"{where}, {first} by {len(mattering)} of {n_scores} scores {cost_more} ({by_chance}). Of "
             f"these, most is lost without the first by {self[name].title}: "
             f"{_loss_beside_random(mattering[name])}."
         )

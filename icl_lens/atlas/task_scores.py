@@ -123,12 +123,13 @@ def task_subspace_scores(acts: Activations) -> dict[str, Float[Tensor, "batch la
     outputs = [acts.head_outputs(layer).double().cpu() for layer in range(acts.view.n_layers)]
     by_prompt = torch.stack(outputs, dim=1)
     for row, answer in enumerate(answers):
-        others = [label for label in is_choice[row].nonzero()[:, 0].tolist() if label != answer]
-        if answer < 0 or not others:
+        choices = is_choice[row].nonzero()[:, 0].tolist()
+        wrong_labels = [label for label in choices if label != answer]
+        if answer < 0 or not wrong_labels:
             continue
-        basis, _ = torch.linalg.qr(columns[[answer, *others]].T)
+        basis, _ = torch.linalg.qr(columns[[answer, *wrong_labels]].T)
         recognition[row] = (by_prompt[row] @ basis).square().sum(-1)
-        difference = by_prompt[row] @ (columns[answer] - columns[others].mean(0))
+        difference = by_prompt[row] @ (columns[answer] - columns[wrong_labels].mean(0))
         learning[row] = difference / recognition[row]
     return {"task_recognition": recognition, "task_learning": learning}
 
