@@ -234,15 +234,16 @@ class Circuit(Result):
             return [
                 f"{carried}.",
                 carried_by_first,
-                "No group of edges matters more than the same group into random heads.",
+                "No group of edges has a drop that is shown to be above zero and above that of the same "
+                "group into random heads.",
             ]
         groups.sort(key=lambda row: -row["difference"])
         texts = [f"{row['group']} ({signed(row['effect'], 2)})" for row in groups]
         if len(texts) > 4:
             texts = [*texts[:4], f"{len(texts) - 4} more"]
         start = (
-            "Groups of edges that matter more than the same groups into random heads, with the "
-            "drop when removed: "
+            "Groups of edges whose drop, when they are removed, is shown to be above zero and above "
+            "that of the same groups into random heads: "
         )
         return [f"{carried}.", carried_by_first, f"{start}{joined(texts)}."]
 

@@ -250,10 +250,16 @@ class LocatedHeads(Result):
                 names.append(name)
         return names
 
+    def _table_scores(self) -> list[str]:
+        """Return the names of the other scores that tables show: `to_frame` has the loss of log p
+        beside that of the log-odds, too.
+        """
+        return [name for name in self.other_scores if name != "log_prob"]
+
     def _column_definitions(self) -> str:
         """Return a sentence on the columns beside the score; empty without such columns."""
         definitions = []
-        for name in self.other_scores:
+        for name in self._table_scores():
             column = COLUMNS[name]
             definition = column.definition.format(lost=OUTCOME_NAMES[self.outcome])
             definitions.append(f"{column.title} ({definition})")
@@ -305,7 +311,7 @@ class LocatedHeads(Result):
         columns[COLUMNS[self.by].title] = list(map(signed, table["score"]))
         columns["95% interval"] = interval_texts(table)
         columns["selected"] = list(map(format_share, table["selected"]))
-        for name in self.other_scores:
+        for name in self._table_scores():
             column = COLUMNS[name]
             format_cell = signed if column.unit == "nats" else format_share
             columns[column.title] = list(map(format_cell, table[name]))

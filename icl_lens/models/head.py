@@ -52,10 +52,10 @@ class Head(LayerAndHead):
         else.
         """
         if not isinstance(text, str):
-            raise InputError(f"invalid head {short_repr(text)}; expected a name like 'L22H0'")
+            raise InputError(f"invalid head {short_repr(text)}; expected a name like 'L2H0'")
         layer, sep, head = text.strip().upper().removeprefix("L").partition("H")
         if not sep or not layer.isdigit() or not head.isdigit():
-            raise InputError(f"invalid head {short_repr(text)}; expected a name like 'L22H0'")
+            raise InputError(f"invalid head {short_repr(text)}; expected a name like 'L2H0'")
         return cls(int(layer), int(head))
 
 

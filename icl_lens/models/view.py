@@ -227,7 +227,7 @@ class ModelView:
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
             raise InputError(
-                f"invalid head {short_repr(head)}; pass Head(layer, head), (layer, head) or 'L22H0'"
+                f"invalid head {short_repr(head)}; pass Head(layer, head), (layer, head) or 'L2H0'"
             ) from None
         if not (0 <= layer < self.n_layers and 0 <= index < self.n_heads):
             raise InputError(
