@@ -55,6 +55,8 @@ from icl_lens.result.stored import PACKAGES
 N_ATTENDED_POSITIONS, N_DESCRIBED_POSITIONS = 24, 5
 # Top words of each value, key and query.
 N_WORDS = 10
+# The most probable next tokens.
+N_NEXT_TOKENS = 5
 
 
 @dataclass(frozen=True)
