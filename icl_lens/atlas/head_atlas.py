@@ -507,7 +507,12 @@ class HeadAtlas(Result):
                 names.append(f"{kind} {score.format(float(score.mean[head]))}")
             rows.append((f"{head}: {', '.join(names)}",))
         columns = (Column("head: its kinds, each with the score", is_number=False),)
-        return Section("Heads with a name", columns=columns, rows=tuple(rows))
+        renamed = []
+        for kind, score in score_of_kind.items():
+            if self.kinds.get(kind) and kind != score.title:
+                renamed.append(f"“{kind}” is named by {score.title}")
+        notes = (f"{'; '.join(renamed)}.",) if renamed else ()
+        return Section("Heads with a name", columns=columns, rows=tuple(rows), notes=notes)
 
     def _first_heads(self) -> Section:
         """Return a table of the first heads of each score."""
