@@ -174,7 +174,8 @@ class TaskOptions:
             console, model, tokens, sizes=sizes, seed=seed, only_stored=size < MIN_PROMPTS
         )
         if behavior is None:
-            console.print(Text("icl-lens check says what the model does on this task.\n", "dim"))
+            too_few = f"Fewer than {MIN_PROMPTS} prompts are too few to check the task"
+            console.print(Text(f"{too_few}; icl-lens check does it.\n", "dim"))
             return None
         console.print(str(behavior))
         if measured is not None:
