@@ -270,6 +270,24 @@ class TaskOptions:
             n, seed=seed, layout=self.layout, demonstrations=self.demonstrations, labels=labels
         )
 
+    def other_tasks(self, names: str, *, n: int, seed: int) -> "list[list[Prompt]]":
+        """Return prompts of each task of `--mean-over`, with as many demonstrations as here; raise
+        InputError if it names none.
+        """
+        from icl_lens.prompts.tasks import named_task
+
+        tasks = [name.strip() for name in names.split(",") if name.strip()]
+        if not tasks:
+            raise InputError(
+                f"--mean-over must name tasks, got {names!r}; e.g. --mean-over "
+                "antonyms,present-past"
+            )
+        prompts = []
+        for name in tasks:
+            task = named_task(name)
+            prompts.append(task.prompts(n, seed=seed, demonstrations=self.demonstrations))
+        return prompts
+
     def find_task(self) -> "Task":
         """Return the task that the options describe.
 

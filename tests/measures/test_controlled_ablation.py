@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import t as student
+from shared import pair_prompts
 from tolerance import assert_close
 
 import icl_lens as il
@@ -300,21 +301,6 @@ def test_a_mean_over_several_batches_weighs_prompts_the_same(gpt2, gpt2_batch):
     mean_of_two = mean_z(ModelView.of(gpt2), [0, 2], [two, single], "last")
     for layer in (0, 2):
         assert_close(mean_of_two[layer], (2 * means[0][layer] + means[1][layer]) / 3)
-
-
-def pair_prompts(pairs: str) -> list[il.Prompt]:
-    """Return three prompts of two of three pairs, whose query is the third."""
-    demonstrations = [il.Demonstration(*pair.split()) for pair in pairs.split(",")]
-    labels = [pair.label for pair in demonstrations]
-    return [
-        il.Prompt(
-            [*demonstrations[:place], *demonstrations[place + 1 :]],
-            pair.text,
-            pair.label,
-            labels=labels,
-        )
-        for place, pair in enumerate(demonstrations)
-    ]
 
 
 def test_a_mean_over_the_same_pairs_is_warned_of_and_said(gpt2):
