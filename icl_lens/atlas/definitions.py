@@ -238,7 +238,7 @@ _TASK = (
         "2410.04468, 2505.16694",
         "share",
         "prompts",
-        _PROMPT_PASS,
+        "one pass a prompt of its own",
     ),
     ScoreDefinition(
         "task_recognition",

@@ -12,8 +12,8 @@ module, and it may read a configuration otherwise than the model.
    before a batch was compared compares it on a few tokens first (`compare_deferred`): a pass
    with edits, the reading of a weight, or the processing of weights.
 3. The first batch of each kind (padded or not, twice as long as before) is compared with the model
-   itself, alone, row by row (`compare_batch`). For that, the modules that the bridge has replaced
-   are put back for one pass (`unbridged`).
+   itself, alone, row by row (`compare_batch`). For that, a copy that shares the weights has the
+   modules that the bridge has replaced (`unbridged`).
 4. Shortcuts that continue a prefix are only taken if earlier tokens do not read later ones
    (`reads_only_earlier_tokens`).
 5. A difference beyond rounding is an InputError, unless a new bridge of the same model does not
@@ -46,7 +46,7 @@ from icl_lens.models.module_hooks import (
     package_of,
 )
 from icl_lens.models.offload import execution_device
-from icl_lens.models.shared_weights import with_shared_weights
+from icl_lens.models.shared_weights import unbridged
 from icl_lens.models.supported import check_supported
 from icl_lens.models.user_tokenizer import copy_tokenizer, not_read_again
 
@@ -275,8 +275,8 @@ def _compare_on_probe(model: Any) -> None:
     """Raise InputError if a bridge differs from its model on a few tokens, unless its weights were
     edited.
     """
-    with independent_rows(model), unbridged(model) as original:
-        expected = probe(original)
+    with independent_rows(model):
+        expected = probe(unbridged(model))
     try:
         check_probe(model, expected)
     except InputError:
@@ -325,13 +325,10 @@ def compare_batch(
     for row in rows:
         alone = tokens[row : row + 1, : lengths[row]]
         try:
-            with (
-                model_lock(model),
-                independent_rows(model),
-                unbridged(model) as original,
-                last_logits_only(original),
-            ):
-                expected = hugging_face_log_probs(original, alone)[-1:]
+            with model_lock(model), independent_rows(model):
+                original = unbridged(model)
+                with last_logits_only(original):
+                    expected = hugging_face_log_probs(original, alone)[-1:]
         except Exception:  # as in `probe`
             _EXEMPT.add(model)
             return
@@ -408,7 +405,8 @@ def _is_rounding(
     if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
         step = 2.0**-11  # TensorFloat-32
     try:
-        with model_lock(model), independent_rows(model), unbridged(model) as original:
+        with model_lock(model), independent_rows(model):
+            original = unbridged(model)
             clean = hugging_face_log_probs(original, tokens)
             with _rounding_noise(original, step):
                 noisy = hugging_face_log_probs(original, tokens)
@@ -438,39 +436,6 @@ def _rounding_noise(hf_model: Any, step: float) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def unbridged(model: Any) -> Iterator[Any]:
-    """Yield the Hugging Face model in a bridge with its own modules in place of those that the
-    bridge put there.
-    """
-    replaced: list[tuple[nn.Module, str, nn.Module]] = []
-    try:
-        _restore_modules(model.original_model, replaced)
-        yield model.original_model
-    finally:
-        for owner, name, module in replaced:
-            owner._modules[name] = module
-
-
-def _restore_modules(root: nn.Module, replaced: list[tuple[nn.Module, str, nn.Module]]) -> None:
-    """Put the modules that bridges wrap in their places, and list the bridges in `replaced`."""
-    waiting, visited = [root], {id(root)}
-    while waiting:
-        owner = waiting.pop()
-        for name, module in list(owner._modules.items()):
-            if module is None:
-                continue
-            original = module
-            while (inner := original._modules.get("_original_component")) is not None:
-                original = inner
-            if original is not module:
-                replaced.append((owner, name, module))
-                owner._modules[name] = original
-            if id(original) not in visited:
-                visited.add(id(original))
-                waiting.append(original)
-
-
 def _new_bridge_differs(
     model: Any,
     tokens: Int[Tensor, "1 pos"],
@@ -484,8 +449,8 @@ def _new_bridge_differs(
     """
     from transformer_lens.model_bridge import TransformerBridge
 
-    with unbridged(model) as original:
-        shared = with_shared_weights(original)
+    with model_lock(model):
+        shared = unbridged(model)
     tokenizer = copy_tokenizer(model.tokenizer)
     try:
         with not_read_again(tokenizer):

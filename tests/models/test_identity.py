@@ -6,6 +6,7 @@ Each case changes a model in a way that public code does. The reference is the c
 import copy
 import json
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import families
 import pytest
@@ -17,7 +18,8 @@ from transformers import AutoModelForCausalLM
 
 import icl_lens as il
 from icl_lens.models import identity
-from icl_lens.models.identity import reads_only_earlier_tokens, unbridged
+from icl_lens.models.identity import reads_only_earlier_tokens
+from icl_lens.models.shared_weights import unbridged
 from icl_lens.models.view import ModelView
 
 PROMPT = il.Prompt.parse(families.PROMPT, answer="foo")
@@ -349,14 +351,35 @@ def test_a_model_that_transformer_lens_cannot_run_is_refused(family_folder, monk
         il.score(model, batch_of(model))
 
 
-def test_the_model_in_a_bridge_is_run_by_its_own_modules_and_put_back(load_tiny):
+def test_a_copy_has_the_models_own_modules_and_the_memory_of_its_weights(load_tiny):
     model = load_tiny("gpt2")
-    modules = [type(module) for module in model.original_model.modules()]
-    with unbridged(model) as original:
-        assert not any(
-            type(module).__module__.startswith("transformer_lens") for module in original.modules()
-        )
-    assert [type(module) for module in model.original_model.modules()] == modules
+    modules = [(id(module), type(module)) for module in model.original_model.modules()]
+    original = unbridged(model)
+    assert not any(
+        type(module).__module__.startswith("transformer_lens") for module in original.modules()
+    )
+    addresses = {tensor.data_ptr() for tensor in model.original_model.state_dict().values()}
+    assert {tensor.data_ptr() for tensor in original.state_dict().values()} <= addresses
+    assert [(id(module), type(module)) for module in model.original_model.modules()] == modules
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama_gqa"])
+def test_threads_read_weights_while_a_batch_is_compared(load_tiny, monkeypatch, family):
+    model = load_tiny(family)
+    view, run = ModelView.of(model), identity.hugging_face_log_probs
+    monkeypatch.setattr(identity, "_COMPARED", type(identity._COMPARED)())
+    expected = view.W_O(1)
+    read = []
+
+    def read_in_a_thread_and_run(hf, tokens):
+        with ThreadPoolExecutor(1) as pool:
+            read.append(pool.submit(view.W_O, 1).result())
+        return run(hf, tokens)
+
+    monkeypatch.setattr(identity, "hugging_face_log_probs", read_in_a_thread_and_run)
+    il.score(model, il.tokenize(model, [PROMPT], prepend_bos=False))
+    assert len(read) == 1
+    assert torch.equal(read[0], expected)
 
 
 def test_every_kind_of_batch_is_compared_once(load_tiny, monkeypatch):
