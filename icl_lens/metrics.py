@@ -331,7 +331,8 @@ def label_log_odds(
     is_other = mask.scatter(1, label[:, None], False)
     if not bool(is_other.any(-1).all()):
         raise InputError(
-            "some prompts have only one label, so their log-odds are undefined; drop these prompts"
+            "some prompts have only one label, or labels that begin with the same token, so their "
+            "log-odds are undefined; drop these prompts: batch[batch.label_mask.sum(1) > 1]"
         )
     label_score = scores.gather(1, label[:, None])[:, 0]
     return label_score - scores.masked_fill(~is_other, -torch.inf).logsumexp(-1)

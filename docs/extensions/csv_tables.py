@@ -8,6 +8,8 @@ from typing import Any
 import pandas as pd
 
 Lines = list[list[str]]
+CHANGE = re.compile(r"\b(lost|gained|kept)\b")
+"""In names of measures that are differences of shares."""
 BLOCK = re.compile(r"^```\{results-table\} (\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -80,7 +82,9 @@ def verdict(row: Mapping[str, Any]) -> str:
     """Return whether a claim holds, the quantity, and its control in parentheses."""
     if row["holds"] == "not measured":
         return "not measured"
-    unit = "%" if row["unit"] == "%" else f" {row['unit']}"
+    unit = f" {row['unit']}"
+    if row["unit"] == "%":
+        unit = " points" if CHANGE.search(row["measure"]) else "%"
     return f"{row['holds']}: {cell(row, 'quantity')}{unit} ({cell(row, 'control')})"
 
 

@@ -4,7 +4,11 @@
 its own, with one thread, and adds a line to a file of results: the CPU time in units of one forward
 pass over the same prompts, and the peak of resident memory above that of the loaded model. Lines
 that the file has already are not measured again. A call that takes more than `--limit` seconds of
-CPU time is stopped; its time is then a lower bound, and so is its peak."""
+CPU time is stopped; its time is then a lower bound, and so is its peak.
+
+On a busy machine CPU times vary. `--operations` counts the floating-point operations of matrix
+products instead, in units of those of one forward pass; they are the same on every machine.
+`--table` writes the results as csv, the documentation's."""
 
 import argparse
 import gc
@@ -22,6 +26,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import icl_lens as il
 
@@ -29,7 +34,9 @@ LENGTHS = (100, 400, 1500)
 """Tokens per prompt."""
 N_WORDS = 6
 """Words per text, so that longer prompts have more demonstrations, of about a dozen tokens."""
-SECONDS = 400
+N_COUNTED = 12
+"""Demonstrations whose tokens are counted, so that longer prompts have a given length."""
+SECONDS = 400.0
 """Limit of the CPU time of one call."""
 
 
@@ -38,7 +45,7 @@ class OutOfTime(BaseException):
 
 
 def prompts_of_length(model: Any, n: int, n_tokens: int, *, seed: int = 0) -> list[il.Prompt]:
-    """Return prompts of at most `n_tokens` tokens, with as many demonstrations as that allows.
+    """Return prompts of about `n_tokens` tokens, with as many demonstrations as that allows.
 
     Texts name animals or countries; both labels are demonstrated, and both are answers.
     """
@@ -57,8 +64,8 @@ def prompts_of_length(model: Any, n: int, n_tokens: int, *, seed: int = 0) -> li
         demonstrations = [il.Demonstration(text(label), label) for label in in_turns]
         return il.Prompt(demonstrations, text(labels[number % 2]), labels[number % 2])
 
-    lengths = il.tokenize(model, [prompt_with(40, number) for number in range(n)]).last + 1
-    n_demonstrations = max(2, int(n_tokens * 40 / float(lengths.max()) - 1))
+    lengths = il.tokenize(model, [prompt_with(N_COUNTED, number) for number in range(n)]).last + 1
+    n_demonstrations = max(2, int(n_tokens * N_COUNTED / float(lengths.max()) - 1))
     return [prompt_with(n_demonstrations, number) for number in range(n)]
 
 
@@ -212,6 +219,10 @@ CALLS: dict[str, Callable[[Case], Any]] = {
     "indirect_effects": lambda c: il.indirect_effects(c.model, c.batch, c.batch),
     "task_vectors": lambda c: il.task_vectors(c.model, c.batch),
     "vector_gains": lambda c: il.vector_gains(c.model, torch.ones(c.model.cfg.d_model), c.batch),
+    "trace": lambda c: il.trace(c.model, c.batch, layers=[c.reader.layer]),
+    "trace, gradient": lambda c: il.trace(
+        c.model, c.batch, layers=[c.reader.layer], method="gradient"
+    ),
     "AddVector": lambda c: c.scored_in(
         il.AddVector(torch.ones(len(c.batch), c.model.cfg.d_model), c.reader.layer)
     ),
@@ -223,6 +234,7 @@ CALLS: dict[str, Callable[[Case], Any]] = {
     ),
     "two_towers": lambda c: il.two_towers(c.model, c.prompts, c.heads[:2], n_random=3),
     "locate, exchange": lambda c: il.locate(c.model, c.four, by="exchange"),
+    "head_atlas": lambda c: il.head_atlas(c.model, c.batch, n_sequences=2),
 }
 """Name → a call; what follows a comma tells calls of one function apart."""
 
@@ -263,22 +275,38 @@ def read_weights(model: Any) -> None:
     il.score(model, il.tokenize(model, il.load_task("animal-country", n=1)))
 
 
-def forward_cost(case: Case) -> dict[str, float]:
-    """Return the CPU time of one forward pass over one prompt, and its peak above the loaded model,
-    GiB."""
+def operations(call: Callable[[], Any]) -> float:
+    """Return the floating-point operations of the matrix products of a call."""
+    with FlopCounterMode(display=False) as counter:
+        call()
+    return float(counter.get_total_flops())
+
+
+def forward_cost(case: Case, *, counts_operations: bool) -> dict[str, float]:
+    """Return the CPU time, or the operations, of one forward pass over one prompt, and its peak
+    above the loaded model, GiB."""
     reset_peak()
     loaded, _ = resident()
+
+    def forward() -> Any:
+        return il.score(case.model, case.batch[:1])
+
+    if counts_operations:
+        forward()  # the first batch of a length also runs the Hugging Face model
+        return {"forward_s": operations(forward), "forward_peak": resident()[1] - loaded}
     seconds = []
     for _ in range(3 if case.n_tokens < 1000 else 1):
         start = time.process_time()
-        il.score(case.model, case.batch[:1])
+        forward()
         seconds.append(time.process_time() - start)
     return {"forward_s": min(seconds), "forward_peak": resident()[1] - loaded}
 
 
-def measure(case: Case, name: str, forward_s: float, limit: float) -> dict[str, Any]:
+def measure(
+    case: Case, name: str, forward: float, limit: float, *, counts_operations: bool
+) -> dict[str, Any]:
     """Return the cost of one call in this process, which first reads the weights; a fork maps no
-    pages of files."""
+    pages of files. `forward` is that of one pass, in seconds or operations."""
     read_weights(case.model)
     reset_peak()
     loaded, _ = resident()
@@ -291,10 +319,13 @@ def measure(case: Case, name: str, forward_s: float, limit: float) -> dict[str, 
         raise OutOfTime
 
     signal.signal(signal.SIGPROF, stop)
-    start, is_stopped, error = time.process_time(), False, ""
+    start, is_stopped, error, n_operations = time.process_time(), False, "", 0.0
     signal.setitimer(signal.ITIMER_PROF, limit)
     try:
-        CALLS[name](case)
+        if counts_operations:
+            n_operations = operations(lambda: CALLS[name](case))
+        else:
+            CALLS[name](case)
     except OutOfTime:
         is_stopped = True
     except Exception as raised:
@@ -302,7 +333,7 @@ def measure(case: Case, name: str, forward_s: float, limit: float) -> dict[str, 
     signal.setitimer(signal.ITIMER_PROF, 0)
     seconds = time.process_time() - start
     return {
-        "forwards": seconds / forward_s / n_prompts(name),
+        "forwards": (n_operations if counts_operations else seconds) / forward / n_prompts(name),
         "seconds": seconds,
         "peak": resident()[1] - loaded,
         "is_stopped": is_stopped,
@@ -311,19 +342,35 @@ def measure(case: Case, name: str, forward_s: float, limit: float) -> dict[str, 
     }
 
 
-def table(path: Path) -> str:
-    """Return the results of a file: forwards per prompt, and GiB above the loaded model."""
+def table(path: Path) -> pd.DataFrame:
+    """Return the results of a file: forwards per prompt, and GiB above the loaded model, by length.
+
+    "≥" is before the costs of a call that was stopped."""
     costs = pd.read_json(path, lines=True)
-    costs.loc[costs["error"] != "", ["forwards", "peak"]] = float("nan")
-    costs.loc[costs["is_stopped"].astype(bool), "name"] += " (stopped: a lower bound)"
-    by_length = costs.pivot(index="name", columns="length", values=["forwards", "peak"])
-    return by_length.reindex(costs["name"].unique()).round(2).to_string()
+    costs = costs[costs["error"] == ""].copy()
+    at_least = costs["is_stopped"].map({True: "≥ ", False: ""})
+    columns = {}
+    for what, digits in (("forwards", 1), ("peak", 2)):
+        costs[what] = at_least + costs[what].map(f"{{:.{digits}f}}".format)
+        by_length = costs.pivot(index="name", columns="length", values=what)
+        for length in by_length:
+            unit = "forwards" if what == "forwards" else "GiB"
+            columns[f"{unit}, {length} tokens"] = by_length[length]
+    return pd.DataFrame(columns).reindex(costs["name"].unique()).fillna("").rename_axis("call")
 
 
-def run(path: Path, names: Sequence[str], lengths: Sequence[int], model: Any, limit: float) -> None:
+def run(
+    path: Path,
+    names: Sequence[str],
+    lengths: Sequence[int],
+    model: Any,
+    limit: float,
+    *,
+    counts_operations: bool = False,
+) -> None:
     """Measure calls that the file lacks, each in a new process, and add them to it.
 
-    A pass is timed just before each call, so that both run under the same load."""
+    A pass is measured just before each call, so that both run under the same load."""
     lines = path.read_text().splitlines() if path.exists() else []
     measured = {(cost["name"], cost["length"]) for cost in map(json.loads, lines)}
     for length in lengths:
@@ -333,9 +380,11 @@ def run(path: Path, names: Sequence[str], lengths: Sequence[int], model: Any, li
         for name in names:
             if (name, length) in measured:
                 continue
-            forward = forward_cost(case)
+            forward = forward_cost(case, counts_operations=counts_operations)
             cost = {"name": name, "length": length, **forward}
-            cost |= in_child(case, name, forward["forward_s"], limit)
+            cost |= in_child(
+                case, name, forward["forward_s"], limit, counts_operations=counts_operations
+            )
             with path.open("a") as file:
                 file.write(json.dumps(cost) + "\n")
             print(
@@ -347,7 +396,7 @@ def run(path: Path, names: Sequence[str], lengths: Sequence[int], model: Any, li
             )
 
 
-def in_child(case: Case, name: str, forward_s: float, limit: float) -> dict[str, Any]:
+def in_child(case: Case, name: str, *measured: float, **options: bool) -> dict[str, Any]:
     """Return the cost of a call in a process that begins as a copy of this one, which has loaded
     the model."""
     reader, writer = os.pipe()
@@ -355,7 +404,7 @@ def in_child(case: Case, name: str, forward_s: float, limit: float) -> dict[str,
     if not child:
         os.close(reader)
         with os.fdopen(writer, "w") as pipe:
-            json.dump(measure(case, name, forward_s, limit), pipe)
+            json.dump(measure(case, name, *measured, **options), pipe)
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:
@@ -381,13 +430,24 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
     parser.add_argument("--names", nargs="+", default=list(CALLS), help="Calls to measure.")
     parser.add_argument("--limit", type=float, default=SECONDS, help="CPU seconds of one call.")
+    parser.add_argument("--operations", action="store_true", help="Count operations, not seconds.")
+    parser.add_argument("--table", type=Path, help="File of the table, csv.")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     model = il.load_model(options.model)
     read_weights(model)
-    run(options.out, options.names, options.lengths, model, options.limit)
-    print(table(options.out))
+    run(
+        options.out,
+        options.names,
+        options.lengths,
+        model,
+        options.limit,
+        counts_operations=options.operations,
+    )
+    print(table(options.out).to_string())
+    if options.table is not None:
+        table(options.out).to_csv(options.table)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@
 2. Unless `check=False`, every batch is checked: heads must sum to the attention output, sublayers
    must sum to the residual stream, and the readout must reproduce the model's logits. A model
    family that fails is rejected.
-3. `passes`: forward passes with logits at the last position only.
+3. `passes`: forward passes with logits at the last position only; `block_inputs`: passes that
+   begin at a layer; `ffn_outputs`: what an FFN writes for any input.
 4. `decompose`: exact einsum splits of attention and FFN outputs into heads, (head, position) parts
    and neurons.
 """

@@ -2,6 +2,7 @@
 and all values.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -590,7 +591,6 @@ def _model_facts(view: ModelView) -> dict[str, str | int]:
     }
 
 
-@reserves_model
 def capture(
     model: Any,
     batch: PromptBatch,
@@ -630,6 +630,20 @@ def capture(
         >>> acts.head_outputs(2).shape
         torch.Size([1, 6, 96])
     """
+    return capture_with_hooks(model, batch, [], positions=positions, writers=writers, check=check)
+
+
+@reserves_model
+def capture_with_hooks(
+    model: Any,
+    batch: PromptBatch,
+    hooks: Sequence[tuple[str, Callable[..., Any]]],
+    *,
+    positions: TokenPositions | None = None,
+    writers: bool | TokenPositions = False,
+    check: bool = True,
+) -> Activations:
+    """Return `capture`, from a pass in which `hooks`, which must not change anything, read more."""
     check_batch(batch)
     view = ModelView.of(model)
     plan = ReadPlan(batch, batch)
@@ -639,7 +653,7 @@ def capture(
         plan = ReadPlan.shared(view, batch)
     is_edited = view.has_hooks  # edits may give heads another z than attention times values
     recorder = Recorder(view, plan, writers)
-    logits = last_logits(model, plan.run, recorder.hooks())
+    logits = last_logits(model, plan.run, [*recorder.hooks(), *hooks])
     acts = Activations(**recorder.fields(), edits=active_edits(view))
     if check:
         _check_sums(acts)

@@ -14,7 +14,7 @@ from icl_lens.errors import InputError
 from icl_lens.models.identity import compare_batch, compare_deferred, is_new_kind
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.locking import model_lock
-from icl_lens.models.sizes import rows_at_once
+from icl_lens.models.sizes import make_room, rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
 from icl_lens.runs.progress import steps
@@ -75,6 +75,8 @@ def last_logits(
     check_vocabulary(model, batch, "batch")
     is_compared = is_new_kind(model, batch.last) and not view.has_hooks
     cached = {} if past is None else {"use_cache": True, "past_key_values": past}
+    n_tokens = batch.tokens.shape[1]
+    make_room(view, len(batch), n_tokens - first, n_tokens)
     try:
         with (
             torch.no_grad(),

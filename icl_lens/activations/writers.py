@@ -31,6 +31,15 @@ def writer_names(view: ModelView, layer: int) -> tuple[str, ...]:
     return _names(view.n_heads, layer, has_pos_embed(view))
 
 
+def names_before_ffn(view: ModelView, layer: int) -> tuple[str, ...]:
+    """Return the writers of what a layer's FFN reads, without biases: those of the layer's input
+    and, unless attention and FFN read the same input, the layer's heads.
+    """
+    if view.parallel:
+        return writer_names(view, layer)[:-1]
+    return writer_names(view, layer + 1)[:-2]  # the last two are the FFN itself and the biases
+
+
 @cache
 def _names(n_heads: int, layer: int, has_pos: bool) -> tuple[str, ...]:
     names = ["embed", "pos_embed"] if has_pos else ["embed"]
@@ -129,6 +138,25 @@ class Writers:
             )
         written = list(self._vectors_by_layer(rows, layer))
         return torch.cat([*(vectors for vectors, _ in written), written[-1][1]], dim=1)
+
+    def ffn_input(self, rows: Int[Tensor, " row"], layer: int) -> Float[Tensor, "row d_model"]:
+        """Return what a layer's FFN reads, before its norm."""
+        resid_pre = self.resid_pre[rows, layer].to(self.view.compute_dtype)
+        if self.view.parallel:
+            return resid_pre
+        z, scale = self.scaled_z(rows, layer)
+        attn_out = einsum(z, self.view.W_O(layer).to(z), "row head d, head d model -> row model")
+        return resid_pre + self._add_b_O(attn_out[:, None], layer, scale)[:, 0]
+
+    def ffn_vectors(
+        self, rows: Int[Tensor, " row"], layer: int
+    ) -> Float[Tensor, "row writer d_model"]:
+        """Return what each writer of a layer's FFN added to what it reads, in the order of
+        `names_before_ffn`.
+        """
+        if self.view.parallel:
+            return self.vectors(rows, layer)[:, :-1]
+        return self.vectors(rows, layer + 1)[:, :-2]
 
     def split(
         self, rows: Int[Tensor, " row"], layer: int, matrix: Float[Tensor, "d_model d_out"]

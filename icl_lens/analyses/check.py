@@ -21,6 +21,13 @@ class Check(Result):
         raise NotImplementedError
 
     @property
+    def lacks_task(self) -> bool:
+        """Whether the model is neither shown to learn from the demonstrations nor to know the answers,
+        on enough queries for an interval.
+        """
+        raise NotImplementedError
+
+    @property
     def is_undecided(self) -> bool:
         """Whether learning is not shown for lack of queries, or because an interval includes
         zero.

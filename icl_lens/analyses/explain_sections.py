@@ -55,6 +55,8 @@ from icl_lens.result.stored import PACKAGES
 N_ATTENDED_POSITIONS, N_DESCRIBED_POSITIONS = 24, 5
 # Top words of each value, key and query.
 N_WORDS = 10
+# The most probable next tokens.
+N_NEXT_TOKENS = 5
 
 
 @dataclass(frozen=True)
@@ -192,10 +194,10 @@ def inputs(scored: ScoredPrompt) -> InputReport:
 
 
 def score_report(scored: ScoredPrompt, model_input: InputReport) -> ScoreReport:
-    """Return the log-probabilities of the scored tokens, and the five most probable next tokens."""
+    """Return the log-probabilities of the scored tokens, and the most probable next tokens."""
     readout, tokenizer = scored.acts.readout, scored.model.tokenizer
     log_probs = readout.log_probs(scored.acts.resid_final)[0]
-    most_probable = log_probs.exp().topk(5)
+    most_probable = log_probs.exp().topk(N_NEXT_TOKENS)
     assert readout.decode is not None  # tokenizing required the tokenizer
     next_names = name_tokens(tokenizer, [most_probable.indices.tolist()])[0]
     if scored.scores_tokens:

@@ -302,6 +302,21 @@ class Explanation(Result):
         choices = self.target, *self.scores.compared_with
         return tuple(label for label in self.labels if label not in choices)
 
+    def answer_notes(self, label: str) -> list[str]:
+        """Return what is to be said of a label, or scored token, in the table of answers."""
+        notes = []
+        if label == self.predicted and not self.is_plain_text:
+            notes.append("predicted" if self.scores.predicts_label else "most probable label")
+        if label == self.answer:
+            notes.append("correct answer")
+        if label == self.target:
+            notes.append("explained")
+        if self.is_plain_text and label in self.scores.compared_with:
+            notes.append("compared with")
+        if label in self.shown_only:
+            notes.append("no choice here")
+        return notes
+
     @property
     def verdict(self) -> str:
         """Which located heads support the target, the tokens it is compared with, or both.

@@ -99,6 +99,11 @@ class PairCheck(Check):
         return self.does_task
 
     @property
+    def lacks_task(self) -> bool:
+        does_task = self.does_task or "knows" in self.behaviors
+        return self.n_queries >= MIN_CLUSTERS and not does_task
+
+    @property
     def is_undecided(self) -> bool:
         if self.does_task:
             return False

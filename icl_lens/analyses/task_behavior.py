@@ -186,6 +186,10 @@ class TaskCheck(Check):
         return "learns" in self.behaviors
 
     @property
+    def lacks_task(self) -> bool:
+        return self.n_queries >= MIN_CLUSTERS and not self.tells_apart
+
+    @property
     def is_undecided(self) -> bool:
         return self.effects["learns"].is_undecided
 

@@ -3,14 +3,17 @@ what a counterfactual prompt has there (activation patching).
 
 1. Donors are the prompts with one thing exchanged (`prompts.donors`), or prompts of your own.
    Control donors have another text of the same class in its place, so that the answer stays.
-2. Every exchange is one `PatchSite`. A pass begins at the edited layer and at the first token that
-   changes; roles that come before the first exchanged token are not run: nothing changes there.
+   With `reference`, what takes its place is instead the mean over prompts of other tasks.
+2. Every exchange is one `PatchSite`, or one `AblateSite` with the mean. A pass begins at the edited
+   layer and at the first token that changes; roles that come before the first exchanged token are
+   not run: nothing changes there.
 3. With `method="gradient"`, exchanges are estimated (`trace_estimates`), and only the first prompts
    are exchanged.
 4. `Trace` (in `trace_result`) has the log-odds that the answer loses, by prompt.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal, get_args
 
@@ -19,10 +22,12 @@ from torch import Tensor
 
 from icl_lens.analyses.trace_estimates import estimated_losses
 from icl_lens.analyses.trace_result import Trace
+from icl_lens.edits.ablate import Reference
 from icl_lens.edits.edit import Edit, Stage
+from icl_lens.edits.reference import described, reference_batches
 from icl_lens.edits.site_hooks import check_site, site_width
 from icl_lens.edits.site_positions import ROLE_NAMES, SitePositions, aligned_places, first_changes
-from icl_lens.edits.sites import SITES, PatchSite, Site
+from icl_lens.edits.sites import SITES, AblateSite, PatchSite, Site
 from icl_lens.engine.score import score_sets
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers, short_repr
 from icl_lens.measures.effects import AnswerTokens, Method
@@ -53,9 +58,10 @@ Place = tuple[Site, SitePositions, int]
 def trace(
     model: Any,
     prompts: PromptBatch | Sequence[Prompt | Text],
-    donors: Donors | PromptBatch | Sequence[Prompt | Text] = "query",
+    donors: Donors | PromptBatch | Sequence[Prompt | Text] | None = None,
     *,
     controls: PromptBatch | Sequence[Prompt | Text] | None = None,
+    reference: Reference = None,
     sites: Sequence[Site] = ("resid_pre",),
     layers: Sequence[int] | None = None,
     method: Method = "exact",
@@ -70,11 +76,17 @@ def trace(
     `donors` are the prompts with one thing exchanged, so that the partner, another label, becomes
     the answer (`il.donor_prompts`):
 
-    - "query": a query of the other class; the control is another query of the same class;
+    - "query", the default: a query of the other class; the control is another query of the same
+      class;
     - "texts": the texts of the two classes exchanged; the control has other texts of the same
       classes;
     - "labels": the two labels exchanged; the control is that of "texts";
     - or prompts of your own, one for each prompt, with `controls` of your own, if any.
+
+    With `reference`, batches of prompts of other tasks, what takes the place is the mean over their
+    tokens of the same role. It says where a model holds what other tasks do not have. There is no
+    control, and what the donors themselves cost is the cost of such means at all roles of the first
+    layer. The mean over prompts of the same pairs keeps their task (`SamePairsWarning`).
 
     Roles are the demonstrations' "texts" and "labels", "separators" (all other tokens before the
     last), the text of the "query", and the "last" token; tokens of two prompts are paired as in
@@ -92,7 +104,8 @@ def trace(
     `run` says how the prompts run (see `Run`).
 
     Raise InputError for prompts without answers or with nothing to compare them with, donors that
-    do not match, and sites or layers that the model does not have.
+    do not match, sites or layers that the model does not have, and `reference` with donors or
+    estimates.
 
     Example:
         >>> prompts = il.load_task("sentiment-number", n=8)
@@ -110,54 +123,41 @@ def trace(
         return tokenize(model, listed, template=template, prepend_bos=prepend_bos)
 
     batch = tokenized(prompts)
-    name, donor, control = _donor_batches(model, batch, donors, controls, tokenized)
-    answers = AnswerTokens.from_batch(view, batch, None, None)
-    checked_sites = _checked_sites(view, sites)
-    checked_layers = _checked_layers(view, layers)
-    roles = _roles(batch, donor)
-    batches = {"donor": donor} if control is None else {"donor": donor, "control": control}
     check_choice("method", method, ("exact", "gradient"))
     check_at_least(0, n_checked=n_checked)
-
+    if reference is None:
+        listed_donors = "query" if donors is None else donors
+        counterparts = _donor_batches(model, batch, listed_donors, controls, tokenized)
+    else:
+        _check_no_donors(donors, controls, method)
+        counterparts = Counterparts("means", {}, tuple(reference_batches(reference)))
+    checked_sites = _checked_sites(view, sites)
+    checked_layers = _checked_layers(view, layers)
+    roles = _roles(batch, counterparts.sources.get("donor", batch))
     places = list(product(checked_sites, roles, checked_layers))
-
-    def compute(rows: list[int]) -> dict[str, Tensor | list[str]]:
-        piece, piece_answers = batch[rows], answers.select(rows)
-        sources = {kind: source[rows] for kind, source in batches.items()}
-        of_donor, _ = score_sets(view, sources["donor"], [[]], piece_answers.log_odds)
-        columns: dict[str, Tensor | list[str]] = {"donor_log_odds": of_donor[:, 0, 0]}
-        if method == "exact":
-            return columns | _exact(view, piece, sources, places, piece_answers)
-        columns |= _estimates(view, piece, sources, places, piece_answers)
-        checked = [number for number, row in enumerate(rows) if row < n_checked]
-        exact_lost = torch.full((len(rows), len(places)), torch.nan)
-        if checked:
-            of_checked = {"donor": sources["donor"][checked]}
-            checked_answers = piece_answers.select(checked)
-            lost = _exact(view, piece[checked], of_checked, places, checked_answers)["donor"]
-            exact_lost[checked] = lost.to(exact_lost)
-        return columns | {"exact_lost": exact_lost}
-
+    answers = AnswerTokens.from_batch(view, batch, None, None)
+    exchanges = _Exchanges(view, batch, counterparts, roles, places, answers, method, n_checked)
     options = {
         "sites": list(checked_sites),
         "layers": list(checked_layers),
-        "donors": {kind: prompts_digest(source) for kind, source in batches.items()},
+        **counterparts.digests,
     }
     if method != "exact":
         options |= {"method": method, "n_checked": n_checked}
-    n_recorded = len(batches) + (method == "gradient")
+    n_recorded = max(1, len(counterparts.sources)) + (method == "gradient")
     plan = plan_in_order(batch, run, n_tokens=_tokens_at_once(view, batch, n_recorded, places))
     with start(run, model, batch, "trace", options, plan=plan) as stream:
-        columns = stream.map("exchanges", compute)
+        columns = stream.map("exchanges", exchanges.columns)
     shape = len(batch), len(checked_sites), len(roles), len(checked_layers)
-    lost = {kind: columns[kind].astype(float).reshape(shape) for kind in batches}
+    kinds = {"donor", *counterparts.sources}
+    lost = {kind: columns[kind].astype(float).reshape(shape) for kind in kinds}
     exact_lost = None
     if method == "gradient":
         exact_lost = columns["exact_lost"][:n_checked].astype(float).reshape(-1, *shape[1:])
     answer_names = [str(prompt.answer) for prompt in batch.prompts]
     return Trace(
         model=view.name,
-        donors=name,
+        donors=counterparts.name,
         sites=checked_sites,
         roles=tuple(_role_name(batch, role) for role in roles),
         layers=checked_layers,
@@ -172,7 +172,70 @@ def trace(
         edits=active_edits(view),
         method=method,
         exact_lost=exact_lost,
+        reference=counterparts.reference_in_words(batch),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Counterparts:
+    """What takes the place of what prompts have: that of other prompts, or means."""
+
+    name: str
+    sources: Mapping[str, PromptBatch]
+    """The "donor" of each prompt and, if there is one, its "control"; {} for means."""
+    references: tuple[PromptBatch, ...] = ()
+    """The prompts over which means are taken."""
+
+    @property
+    def digests(self) -> dict[str, Any]:
+        """What a stored run depends on."""
+        digests: dict[str, Any] = {}
+        digests["donors"] = {kind: prompts_digest(batch) for kind, batch in self.sources.items()}
+        if self.references:
+            digests["reference"] = [prompts_digest(batch) for batch in self.references]
+        return digests
+
+    def reference_in_words(self, batch: PromptBatch) -> str:
+        """Return over which prompts means are taken; "" for donors."""
+        return described(batch, self.references) if self.references else ""
+
+
+@dataclass(frozen=True, eq=False)
+class _Exchanges:
+    """All exchanges of a trace."""
+
+    view: ModelView
+    batch: PromptBatch
+    counterparts: Counterparts
+    roles: Sequence[SitePositions]
+    places: Sequence[Place]
+    answers: AnswerTokens
+    method: Method
+    n_checked: int
+
+    def columns(self, rows: list[int]) -> dict[str, Tensor | list[str]]:
+        """Return the log-odds of some prompts, "log_odds", and with everything exchanged,
+        "donor_log_odds"; what each exchange costs them, "donor" and "control", and with estimates
+        what it costs the first prompts, "exact_lost", [prompt place].
+        """
+        view, piece, answers = self.view, self.batch[rows], self.answers.select(rows)
+        references = self.counterparts.references
+        if references:
+            return _means(view, piece, references, self.places, self.roles, answers)
+        sources = {kind: source[rows] for kind, source in self.counterparts.sources.items()}
+        of_donor, _ = score_sets(view, sources["donor"], [[]], answers.log_odds)
+        columns: dict[str, Tensor | list[str]] = {"donor_log_odds": of_donor[:, 0, 0]}
+        if self.method == "exact":
+            return columns | _exact(view, piece, sources, self.places, answers)
+        columns |= _estimates(view, piece, sources, self.places, answers)
+        checked = [number for number, row in enumerate(rows) if row < self.n_checked]
+        exact_lost = torch.full((len(rows), len(self.places)), torch.nan)
+        if checked:
+            of_checked = {"donor": sources["donor"][checked]}
+            checked_answers = answers.select(checked)
+            lost = _exact(view, piece[checked], of_checked, self.places, checked_answers)["donor"]
+            exact_lost[checked] = lost.to(exact_lost)
+        return columns | {"exact_lost": exact_lost}
 
 
 def _exact(
@@ -198,6 +261,40 @@ def _exact(
     for number, (kind, place) in enumerate(exchanges, start=1):
         lost[kind][:, place] = log_odds[:, 0] - log_odds[:, number]
     return {"log_odds": log_odds[:, 0], **lost}
+
+
+def _means(
+    view: ModelView,
+    batch: PromptBatch,
+    references: Sequence[PromptBatch],
+    places: Sequence[Place],
+    roles: Sequence[SitePositions],
+    answers: AnswerTokens,
+) -> dict[str, Tensor | list[str]]:
+    """Return `_exact` for means over other prompts, with the log-odds when all roles of the first
+    layer have them, "donor_log_odds".
+    """
+
+    def mean_at(site: Site, role: SitePositions, layer: int) -> AblateSite:
+        return AblateSite(site, layer, mode="mean", reference=references, positions=role)
+
+    sets: list[list[Edit]] = [[], [mean_at("resid_pre", role, 0) for role in roles]]
+    for place in places:
+        sets.append([mean_at(*place)])
+    scores, _ = score_sets(view, batch, sets, answers.log_odds)
+    log_odds = scores[:, :, 0].cpu()
+    lost = log_odds[:, :1] - log_odds[:, 2:]
+    return {"log_odds": log_odds[:, 0], "donor_log_odds": log_odds[:, 1], "donor": lost}
+
+
+def _check_no_donors(donors: object, controls: object, method: Method) -> None:
+    """Raise InputError for what has no meaning beside `reference`."""
+    if donors is not None or controls is not None:
+        raise InputError(
+            "donors and controls must be omitted with reference, whose mean takes their place"
+        )
+    if method != "exact":
+        raise InputError(f"method must be 'exact' with reference, got {method!r}")
 
 
 def _estimates(
@@ -239,17 +336,18 @@ def _tokens_at_once(
 
 def _donor_batches(
     model: Any, batch: PromptBatch, donors: Any, controls: Any, tokenized: Any
-) -> tuple[str, PromptBatch, PromptBatch | None]:
-    """Return the name of donors, the donors, and their controls, if any."""
+) -> Counterparts:
+    """Return donors, and their controls, if any."""
     if not isinstance(donors, str):
-        control = None if controls is None else tokenized(controls)
-        donor = tokenized(donors)
-        for name, source in (("donors", donor), ("controls", control)):
-            if source is not None and len(source) != len(batch):
+        sources = {"donor": tokenized(donors)}
+        if controls is not None:
+            sources["control"] = tokenized(controls)
+        for kind, source in sources.items():
+            if len(source) != len(batch):
                 raise InputError(
-                    f"{name} must have one prompt per prompt, {len(batch)}, got {len(source)}"
+                    f"{kind}s must have one prompt per prompt, {len(batch)}, got {len(source)}"
                 )
-        return "your donors", donor, control
+        return Counterparts("your donors", sources)
     check_choice("donors", donors, DONORS)
     if controls is not None:
         raise InputError(f"controls must be None for donors={donors!r}, which have their own")
@@ -264,7 +362,8 @@ def _donor_batches(
         control_prompts = same_class_texts(batch.prompts)
     like = tokenizer_like(model, batch)
     rows = range(len(batch))
-    return donors, like(exchanged[donors], rows), like(control_prompts, rows)
+    sources = {"donor": like(exchanged[donors], rows), "control": like(control_prompts, rows)}
+    return Counterparts(donors, sources)
 
 
 def _checked_sites(view: ModelView, sites: Sequence[Site]) -> tuple[Site, ...]:

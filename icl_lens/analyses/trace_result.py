@@ -20,6 +20,7 @@ SUBJECTS = {
     "query": "The query's class",
     "texts": "Which texts have which class",
     "labels": "Which label stands where",
+    "means": "What the mean over other prompts lacks",
 }
 """What donors exchange."""
 MIN_SHARE = 0.1
@@ -98,7 +99,9 @@ class Trace(Result):
     version: ClassVar[int] = 1
     model: str
     donors: str
-    """What the donors exchange: "query", "texts", "labels", or "your donors"."""
+    """What the donors exchange: "query", "texts", "labels", "your donors", or "means" of other
+    prompts.
+    """
     sites: tuple[str, ...]
     roles: tuple[str, ...]
     """Token roles or, for plain texts, positions with the token of the first text."""
@@ -123,6 +126,8 @@ class Trace(Result):
     """Whether losses are those of exchanges, or first-order estimates of them."""
     exact_lost: Float[np.ndarray, "checked site role layer"] | None = None
     """With estimates, what exchanges cost the first prompts; None for losses of exchanges."""
+    reference: str = ""
+    """Over which prompts means are taken, in words; empty for donors."""
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per site, role and layer: means over prompts with 95% intervals, nats.
@@ -255,6 +260,13 @@ class Trace(Result):
         return interval_text(-self.whole.value, -self.whole.high, -self.whole.low)
 
     @property
+    def _everything_exchanged(self) -> str:
+        """The start of a sentence about the log-odds if everything is exchanged."""
+        if self.reference:
+            return f"means over {self.reference}, at all roles of the first layer, give"
+        return "the donors themselves give"
+
+    @property
     def finding(self) -> str:
         """Where the first site carries what the donors exchange, in one sentence."""
         site = self.sites[0]
@@ -264,9 +276,10 @@ class Trace(Result):
                 "queries give no intervals, so that nothing is concluded."
             )
         if not self.whole.low > 0:
+            exchanged = "means at all roles" if self.reference else "the donors themselves"
             return (
-                "It is not shown that the donors themselves lower the answer's log-odds, so that "
-                f"there is nothing to trace (difference, nats: {self._donor_difference})."
+                f"It is not shown that {exchanged} lower the answer's log-odds, so that there is "
+                f"nothing to trace (difference, nats: {self._donor_difference})."
             )
         compared = "zero" if self.control_lost is None else "the control"
         subject = SUBJECTS.get(self.donors, "What your donors exchange")
@@ -341,8 +354,8 @@ class Trace(Result):
             f"A layer is named if the exchange there costs more than {compared} (the interval of "
             "the difference is above zero), at least half of the largest such difference of the "
             f"site, and {MIN_SHARE:.0%} of what the donors themselves cost.",
-            f"Without exchange, the answer's log-odds are {signed(self.log_odds.mean())} nats; the "
-            f"donors themselves give {signed(self.donor_log_odds.mean())} (difference "
+            f"Without exchange, the answer's log-odds are {signed(self.log_odds.mean())} nats; "
+            f"{self._everything_exchanged} {signed(self.donor_log_odds.mean())} (difference "
             f"{self._donor_difference}).",
             *([edits_note(self.edits)] if self.edits else []),
         )

@@ -238,7 +238,7 @@ _TASK = (
         "2410.04468, 2505.16694",
         "share",
         "prompts",
-        "one pass a prompt of its own",
+        _PROMPT_PASS,
     ),
     ScoreDefinition(
         "task_recognition",

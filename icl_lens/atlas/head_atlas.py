@@ -20,6 +20,7 @@ from icl_lens.atlas.kinds import (
     TURNED_KINDS,
     discoveries,
 )
+from icl_lens.atlas.published import PublishedHeads
 from icl_lens.atlas.stored_scores import GivenScores, given_scores, read_scores
 from icl_lens.errors import InputError, check_at_least, short_repr
 from icl_lens.files import write_text
@@ -280,13 +281,14 @@ class HeadAtlas(Result):
         """
         write_text(path, self.to_frame().to_csv(index=False))
 
-    def with_scores(self, scores: str | Path | GivenScores) -> "HeadAtlas":
+    def with_scores(self, scores: str | Path | GivenScores | PublishedHeads) -> "HeadAtlas":
         """Return the atlas with the scores of a file as further columns, such as published lists.
 
         The file is a csv table with the columns layer, head and scores, a JSON list of `[layer,
         head, score]` or of objects with these, or a JSON object from heads ("22-0") to scores or
         lists of scores; docs/howto/atlas.md lists whose files these are. Instead of a file, pass
-        the scores by name, each as a tensor [layer head] or as rows (layer, head, score).
+        the scores by name, each as a tensor [layer head] or as rows (layer, head, score), or a list
+        that `il.published_heads` returns.
 
         A name that the atlas has already gets the name of the file in front. Heads that are not
         listed have NaN. Raise InputError for a file that has no such scores, or heads that the
@@ -298,9 +300,15 @@ class HeadAtlas(Result):
             >>> joined["published"].top(3)
             [L5H0, L2H3]
         """
-        is_file = isinstance(scores, str | Path)
-        source = Path(scores).name if is_file else "given"
-        columns = read_scores(scores) if is_file else given_scores(scores)
+        definition_text, over = "Read from a file.", "file"
+        if isinstance(scores, PublishedHeads):
+            source, definition_text = scores.source, scores.definition
+            columns = {scores.name: scores.scores}
+        elif isinstance(scores, str | Path):
+            source, columns = Path(scores).name, read_scores(scores)
+        else:
+            source, columns = "given", given_scores(scores)
+            definition_text, over = "Not measured here.", "given"
         added: dict[str, HeadScore] = {}
         for name, numbers in columns.items():
             if name in self.scores:
@@ -308,10 +316,10 @@ class HeadAtlas(Result):
             definition = ScoreDefinition(
                 name,
                 name.replace("_", " "),
-                "Read from a file." if is_file else "Not measured here.",
+                definition_text,
                 source,
                 "",
-                "file" if is_file else "given",
+                over,
                 "none",
             )
             added[name] = HeadScore.of(definition, self._placed(numbers, source))
@@ -507,7 +515,12 @@ class HeadAtlas(Result):
                 names.append(f"{kind} {score.format(float(score.mean[head]))}")
             rows.append((f"{head}: {', '.join(names)}",))
         columns = (Column("head: its kinds, each with the score", is_number=False),)
-        return Section("Heads with a name", columns=columns, rows=tuple(rows))
+        renamed = []
+        for kind, score in score_of_kind.items():
+            if self.kinds.get(kind) and kind != score.title:
+                renamed.append(f"“{kind}” is named by {score.title}")
+        notes = (f"{'; '.join(renamed)}.",) if renamed else ()
+        return Section("Heads with a name", columns=columns, rows=tuple(rows), notes=notes)
 
     def _first_heads(self) -> Section:
         """Return a table of the first heads of each score."""

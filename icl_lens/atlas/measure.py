@@ -351,7 +351,8 @@ class Survey:
         if has_labels(batch):
             names += of_labels
             try:
-                label_similarity(self.view.model, batch[[0]], self.view.heads())
+                longest = int(batch.last.argmax())
+                label_similarity(self.view.model, batch[[longest]], self.view.heads())
                 has_similarity = True
                 names.append("similarity")
             except InputError as error:

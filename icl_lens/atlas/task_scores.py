@@ -8,6 +8,7 @@
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,8 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.activations.activations import Activations, capture
-from icl_lens.activations.passes import last_logits
+from icl_lens.activations.activations import Activations, capture_with_hooks
 from icl_lens.attribution.scored_tokens import CheckedAgainst, select_rows
 from icl_lens.attribution.similarity import compared_positions, similarity_in
 from icl_lens.measures.label_attention import attention_by_truth, true_and_false_labels
@@ -30,7 +30,7 @@ from icl_lens.runs.stream import Plan
 
 @dataclass(frozen=True, eq=False)
 class ReadScores:
-    """The scores of prompts that need no edited pass; all but `label_reads_text` from one pass."""
+    """The scores of prompts that need no edited pass; all are read from one pass."""
 
     view: ModelView
     batch: PromptBatch
@@ -52,10 +52,14 @@ class ReadScores:
         for piece in self.direct.captured_at_a_time(rows):
             batch = self.batch[piece]
             writers = compared_positions(batch) if self.has_similarity else False
-            acts = capture(self.view.model, batch, writers=writers)
+            reading = LabelsReadingTexts(self.view, batch)
+            hooks = reading.hooks() if has_labels(batch) else []
+            acts = capture_with_hooks(self.view.model, batch, hooks, writers=writers)
             inputs.append(DirectInputs.of(acts, self.direct.final_norm, self.direct.bias))
             if has_labels(batch):
-                for name, values in self._of_labels(acts).items():
+                scores_of_labels = self._of_labels(acts)
+                scores_of_labels["label_reads_text"] = reading.attention()
+                for name, values in scores_of_labels.items():
                     pieces.setdefault(name, []).append(values.double().cpu())
         scores = {name: torch.cat(values) for name, values in pieces.items()}
         targets, of_heads = self.direct.targets[rows], DirectInputs.joined(inputs)
@@ -70,7 +74,6 @@ class ReadScores:
         attention = attention_by_truth(acts)
         difference = attention["true_label_attention"] - attention["false_label_attention"]
         scores = {**attention, "label_difference": difference, **task_subspace_scores(acts)}
-        scores["label_reads_text"] = attention_of_labels_to_texts(self.view, acts.batch)
         if self.has_similarity:
             scores["similarity"] = similarity_auroc(acts)
         return scores
@@ -81,29 +84,38 @@ def has_labels(batch: PromptBatch) -> bool:
     return batch.has_demonstrations and bool(batch.prompts)
 
 
-def attention_of_labels_to_texts(
-    view: ModelView, batch: PromptBatch
-) -> Float[Tensor, "batch layer head"]:
-    """Return the attention from each label's scored token to the text of its demonstration, summed
-    over the text's tokens, mean over demonstrations; one forward pass.
+class LabelsReadingTexts:
+    """The attention from each label's scored token to the text of its demonstration, summed over the
+    text's tokens, mean over demonstrations; read by the hooks of a pass over the batch.
     """
-    key = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-    start, end = batch.text_ranges[..., None].unbind(2)
-    is_text = (start <= key) & (key < end)
-    is_shown = (batch.label_positions >= 0) & (start[..., 0] >= 0)
-    rows = torch.arange(len(batch))[:, None]
-    labels = batch.label_positions.clamp(min=0)
-    by_layer: list[Tensor] = []
 
-    def keep(pattern: Tensor, hook: Any) -> None:
-        of_labels = pattern[rows, :, labels.to(pattern.device)].double()  # [batch demo head key]
-        in_text = (of_labels * is_text[:, :, None].to(pattern.device)).sum(-1)
-        counted = is_shown.to(in_text)
-        by_layer.append(((in_text * counted[..., None]).sum(1) / counted.sum(1)[:, None]).cpu())
+    def __init__(self, view: ModelView, batch: PromptBatch) -> None:
+        self.view, self.batch = view, batch
+        self.by_layer: list[Float[Tensor, "batch head"]] = []
 
-    hooks = [(view.hook(layer, "attn.hook_pattern"), keep) for layer in range(view.n_layers)]
-    last_logits(view.model, batch, hooks)
-    return torch.stack(by_layer, dim=1)
+    def hooks(self) -> list[tuple[str, Callable[..., None]]]:
+        """Return the hooks, which read the attention of every layer."""
+        batch = self.batch
+        key = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+        start, end = batch.text_ranges[..., None].unbind(2)
+        is_text = (start <= key) & (key < end)
+        is_shown = (batch.label_positions >= 0) & (start[..., 0] >= 0)
+        rows = torch.arange(len(batch))[:, None]
+        labels = batch.label_positions.clamp(min=0)
+
+        def keep(pattern: Tensor, hook: Any) -> None:
+            of_labels = pattern[rows, :, labels.to(pattern.device)].double()  # batch demo head key
+            in_text = (of_labels * is_text[:, :, None].to(pattern.device)).sum(-1)
+            counted = is_shown.to(in_text)
+            mean = (in_text * counted[..., None]).sum(1) / counted.sum(1)[:, None]
+            self.by_layer.append(mean.cpu())
+
+        view = self.view
+        return [(view.hook(layer, "attn.hook_pattern"), keep) for layer in range(view.n_layers)]
+
+    def attention(self) -> Float[Tensor, "batch layer head"]:
+        """Return the attention, after the pass."""
+        return torch.stack(self.by_layer, dim=1)
 
 
 def task_subspace_scores(acts: Activations) -> dict[str, Float[Tensor, "batch layer head"]]:
@@ -138,11 +150,11 @@ def similarity_auroc(acts: Activations) -> Float[Tensor, "batch layer head"]:
     """Return in which share of pairs of a label that is the answer and another one the last query
     is more similar to the key of the first (`il.label_similarity`); ties count half.
 
-    NaN for prompts that do not show both. `acts` hold writers at `compared_positions`. Raise
-    InputError for a model whose attention does not follow from such similarities.
+    NaN for prompts that do not show both. `acts` hold writers at `compared_positions`, and the
+    model's attention must follow from such similarities, which `label_similarity` checks.
     """
     view = acts.view
-    similarity = similarity_in(acts, view.heads())[:, :, -1].double().cpu()
+    similarity = similarity_in(acts, view.heads(), check=False)[:, :, -1].double().cpu()
     is_true, is_false = (kind.cpu() for kind in true_and_false_labels(acts.batch))
     is_pair = (is_true[:, :, None] & is_false[:, None, :])[:, None]
     first, second = similarity[..., :, None], similarity[..., None, :]

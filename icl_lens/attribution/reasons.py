@@ -26,7 +26,7 @@ SIDES: dict[Side, str] = {
     "value": "in the values",
 }
 """Side -> where its writers write."""
-WRITER_NAMES = "L20H5 is head 5 of layer 20, F20 the FFN of layer 20"
+WRITER_NAMES = "L1H5 is head 5 of layer 1, F1 the FFN of layer 1"
 
 # Writers kept per side, pairs of them, and writers whose contributions are decoded in words.
 N_WRITERS, N_PAIRS, N_DECODED = 6, 8, 3

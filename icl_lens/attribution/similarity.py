@@ -9,6 +9,7 @@ from torch import Tensor
 
 from icl_lens.activations.activations import Activations, capture
 from icl_lens.attribution.qk_metric import (
+    QueryKeyMetric,
     check_metric,
     metric_with_rotation,
     query_key_metric,
@@ -66,9 +67,13 @@ def compared_positions(batch: PromptBatch) -> list[list[int]]:
 
 @torch.no_grad()
 def similarity_in(
-    acts: Activations, heads: Sequence[Head]
+    acts: Activations, heads: Sequence[Head], *, check: bool = True
 ) -> Float[Tensor, "batch head query demo"]:
-    """Return `label_similarity` from activations that hold writers at `compared_positions`."""
+    """Return `label_similarity` from activations that hold writers at `compared_positions`.
+
+    `check` verifies in each head that the model's attention follows from the scores, which takes
+    longer than the scores; turn it off for prompts of a kind that has been checked.
+    """
     view, batch, writers = acts.view, acts.batch, acts.writers
     assert writers is not None
     n_queries = batch.label_positions.shape[1] + 1
@@ -79,12 +84,8 @@ def similarity_in(
     scores = []
     for head in heads:
         metric = metric_with_rotation(view, head, None, rotation_between(acts, head.layer, None))
-        try:
-            check_metric(metric, acts)
-        except InputError:
-            if not view.has_hooks:
-                raise
-            query_key_metric(view, head)  # hooks may edit attention, so check without them
+        if check:
+            _check_similarity(metric, acts)
         queries, keys = writers.resid_pre[rows.clamp(min=0), head.layer].split(
             [n_queries, n_queries - 1], 1
         )
@@ -92,3 +93,13 @@ def similarity_in(
     is_known = rows >= 0
     is_pair = is_known[:, :n_queries, None] & is_known[:, None, n_queries:]
     return torch.stack(scores, dim=1).masked_fill(~is_pair[:, None], 0)
+
+
+def _check_similarity(metric: QueryKeyMetric, acts: Activations) -> None:
+    """Raise InputError unless the model's attention follows from a head's metric."""
+    try:
+        check_metric(metric, acts)
+    except InputError:
+        if not acts.view.has_hooks:
+            raise
+        query_key_metric(acts.view, metric.head)  # hooks may edit attention: check without them

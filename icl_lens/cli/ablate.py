@@ -86,14 +86,14 @@ def ablate(
         locating, testing = task.split_prompts(seed)
         task.print_data(console, [*locating, *testing], tokens)
         loaded = model.load()
-        reference, batch = (tokens.tokenize(loaded, prompts) for prompts in (locating, testing))
         model.warn_of_words(console, [*locating, *testing])
+        reference, batch = (tokens.tokenize(loaded, prompts) for prompts in (locating, testing))
         console.print(preview(batch))
     else:
         parsed = parse_prompt(prompt, answer)
         loaded = model.load()
-        batch = tokens.tokenize(loaded, [parsed])
         model.warn_of_words(console, [parsed])
+        batch = tokens.tokenize(loaded, [parsed])
         if answer is None:
             predicted = batch.labels[int(il.score(loaded, batch)[0].argmax())]
             batch = tokens.tokenize(loaded, [parse_prompt(prompt, predicted)])
@@ -108,7 +108,8 @@ def ablate(
         "seed": seed,
     }
     if heads.mean_over is not None:
-        batches = [tokens.tokenize(loaded, prompts) for prompts in _other_tasks(heads, task, seed)]
+        task_prompts = task.other_tasks(heads.mean_over, n=task.n, seed=seed)
+        batches = [tokens.tokenize(loaded, prompts) for prompts in task_prompts]
         sets |= {"mode": "mean", "reference": batches}
     elif heads.mode != "zero":
         sets |= {"mode": heads.mode, "reference": reference}
@@ -143,24 +144,6 @@ def ablate(
     output.show(page, console)
     if output_folder.out is not None:
         console.print(f"Table: {output_folder.out / 'conditions.csv'}", soft_wrap=True)
-
-
-def _other_tasks(heads: HeadsOptions, task: SplitTask, seed: int) -> "list[list[Prompt]]":
-    """Return prompts of each task of `--mean-over`, as many as are tested, with as many
-    demonstrations.
-    """
-    from icl_lens.prompts.tasks import named_task
-
-    names = [name.strip() for name in (heads.mean_over or "").split(",") if name.strip()]
-    if not names:
-        raise InputError(
-            f"--mean-over must name tasks, got {heads.mean_over!r}; e.g. --mean-over "
-            "antonyms,present-past"
-        )
-    return [
-        named_task(name).prompts(task.n, seed=seed, demonstrations=task.demonstrations)
-        for name in names
-    ]
 
 
 def _check(prompt: str | None, answer: str | None, task: SplitTask, heads: HeadsOptions) -> None:

@@ -1,5 +1,5 @@
-"""`icl-lens circuit`: locate the edges through which heads work over a task, and test them on other
-prompts.
+"""`icl-lens circuit`: locate the edges through which heads and FFNs work over a task, and test them
+on other prompts.
 """
 
 import shlex
@@ -36,14 +36,28 @@ class CircuitTask(SplitTask):
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeOptions(HeadChoice):
-    """The heads whose edges are located, and how many edges."""
+    """The heads and FFNs whose edges are located, and how many edges."""
 
     by: LocatingByOption = None
+    ffns: Annotated[
+        str | None, Option(help="FFNs that read edges, too: all, or layers such as 0,5.")
+    ] = None
     edges: Annotated[int, Option(min=1, help="Number of edges to test one by one.")] = 30
     random_sets: Annotated[
         int, Option(min=3, max=1000, help="Random rankings to compare with.")
     ] = 20
-    reader_at: Annotated[ReaderAt, Option(help="Tokens at which the heads act.")] = "last"
+    reader_at: Annotated[ReaderAt, Option(help="Tokens at which heads and FFNs act.")] = "last"
+
+    def ffn_names(self, n_layers: int) -> list[str]:
+        """The FFNs named in `--ffns`; raise InputError unless they are layers, or "all"."""
+        if self.ffns is None:
+            return []
+        if self.ffns.strip().lower() == "all":
+            return [f"F{layer}" for layer in range(n_layers)]
+        layers = [layer.strip() for layer in self.ffns.split(",") if layer.strip()]
+        if not layers or not all(layer.isdecimal() for layer in layers):
+            raise InputError(f"--ffns must be all, or layers such as 0,5, got {self.ffns!r}")
+        return [f"F{int(layer)}" for layer in layers]
 
 
 @grouped
@@ -56,13 +70,13 @@ def circuit(
     model: ModelOptions,
     seed: SeedOption = 0,
 ) -> None:
-    """Locate the edges through which heads raise the answer over a task, and test how much of it
-    they carry.
+    """Locate the edges through which heads and FFNs raise the answer over a task, and test how much
+    of it they carry.
 
     An edge is what an earlier head, FFN or embedding wrote, as read by a head's query, keys or
-    values. Edges are ranked on some prompts. On others, the first edges of this ranking are removed
-    one by one. Then all edges except these are removed or, for comparison, all except as many
-    random ones.
+    values or, with --ffns, by an FFN. Edges are ranked on some prompts. On others, the first edges
+    of this ranking are removed one by one. Then all edges except these are removed or, for
+    comparison, all except as many random ones.
 
     With --out, an interrupted run resumes where it stopped and writes the same files. `torchrun
     --nproc_per_node 2 -m icl_lens circuit …` distributes the prompts over processes.
@@ -85,13 +99,17 @@ def circuit(
         locating, testing = task.split_prompts(seed)
         task.print_data(console, [*locating, *testing], tokens)
         loaded = model.load(default_device=run.device)
+        model.warn_of_words(console, [*locating, *testing])
         all_prompts = tokens.tokenize(loaded, [*locating, *testing])
         ranked, tested = all_prompts[: len(locating)], all_prompts[len(locating) :]
-        model.warn_of_words(console, [*locating, *testing])
         console.print(preview(tested))
-        readers, how = heads.choose(loaded, ranked, by=heads.by)
+        ffns = heads.ffn_names(ModelView.of(loaded).n_layers)
+        chosen_heads, how = heads.choose(loaded, ranked, by=heads.by)
+        readers = [*chosen_heads, *ffns]
         if heads.heads is None:
             how += located_on(ranked, tested)
+        if ffns:
+            how += ", and FFNs named in --ffns"
         behavior = task.print_behavior(
             console, loaded, tokens, n=task.n, seed=seed, measured=testing
         )
@@ -127,7 +145,7 @@ def circuit(
                 **about, chosen=how, task_check=behavior and behavior.to_dict()
             )
         )
-        console.print(f"{about['model']}: {', '.join(map(str, located_circuit.readers))}, {how}")
+        console.print(f"{about['model']}: {', '.join(located_circuit.readers)}, {how}")
         console.print(located_circuit)
         is_undecided = located_circuit.is_undecided
         task.print_more_queries(console, testing, n=task.n, seed=seed, is_undecided=is_undecided)

@@ -76,8 +76,10 @@ def head_names(text: str) -> list[str]:
     """Return the heads of an option: names such as "L1H2,L3H0", or the column `name` of a table
     that `icl-lens locate --out` has written.
 
-    Raise InputError for a file that is missing or has no such column.
+    Raise InputError for pairs in parentheses, and for a file that is missing or has no such column.
     """
+    if "(" in text:
+        raise InputError(f"--heads must be names such as L1H2,L3H0, got {text!r}")
     if not text.endswith((".csv", ".parquet")):
         return list(dict.fromkeys(text.replace(",", " ").split()))
     from icl_lens.prompts.datasets import read_files

@@ -19,6 +19,7 @@ from icl_lens.cli.options import (
 )
 from icl_lens.cli.run_output import RunOutput
 from icl_lens.cli.task_options import SplitTask, print_what_heads_carry, shared_queries_remedy
+from icl_lens.errors import InputError
 from icl_lens.head_scores import LOCATING_SCORE
 from icl_lens.report.terminal import new_table
 
@@ -53,6 +54,9 @@ class RankOptions:
     random_sets: Annotated[
         int, Option(min=3, max=1000, help="Random sets of heads of the same layers.")
     ] = 10
+    anyway: Annotated[
+        bool, Option("--anyway", help="Locate heads also where the model does not do the task.")
+    ] = False
     batch_size: Annotated[
         int | None, Option(min=1, help="Prompts per batch.", show_default="as many as fit")
     ] = None
@@ -72,7 +76,8 @@ def locate(
     """Locate the heads that carry the answer of a task, and test them on other prompts.
 
     Heads are ranked by their mean effect; then the first are zeroed jointly, on as many prompts
-    with other queries, beside random heads of the same layers.
+    with other queries, beside random heads of the same layers. Where the model is not shown to do
+    the task, the command says so and stops, unless --anyway is given.
 
     A head's effect is the log-odds that the answer loses when the head is zeroed, or a gradient
     estimate of this with --method gradient. With --by exchange, heads are ranked by the log-odds
@@ -102,12 +107,18 @@ def locate(
         prompts = [*locating, *testing]
         task.print_data(console, prompts, readout)
         loaded = model.load(default_device=run.device)
-        batch, held_out = (readout.tokenize(loaded, half) for half in (locating, testing))
         model.warn_of_words(console, prompts)
+        batch, held_out = (readout.tokenize(loaded, half) for half in (locating, testing))
         console.print(preview(batch))
         behavior = task.print_behavior(
             console, loaded, readout, n=task.n, seed=seed, measured=testing
         )
+        if behavior is not None and behavior.lacks_task and not rank.anyway:
+            raise InputError(
+                "the model is not shown to do this task, so there is no answer for heads to carry; "
+                "pass --anyway to locate heads all the same, or change the task's format "
+                "(--separator, --labels, --demonstrations)"
+            )
         with progress(hidden=console.quiet) as report:
             run = replace(
                 run,

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 TIMES_MORE = 4
 """Of how many times more prompts the queries are counted: half the width of an interval."""
+WORTH_MORE = 1.5
+"""How many times more queries are worth a larger number of prompts: 0.8 of an interval's width."""
 
 
 def more_queries_sentence(
@@ -41,12 +43,17 @@ def more_queries_sentence(
         f"These {len(prompts)} prompts have {n_queries} {different}; intervals over more are "
         "narrower"
     )
-    with_larger_n = f"-n {TIMES_MORE * n} has {n_available}" if n_available > n_queries else ""
+    with_larger_n = ""
+    more = "no more"
+    if n_available >= WORTH_MORE * n_queries:
+        with_larger_n = f"-n {TIMES_MORE * n} has {n_available}"
+    elif n_available > n_queries:
+        more = "hardly more"
     if task.path is None:
-        return (
-            f"{have}: {with_larger_n}." if with_larger_n else f"{have}, but the task has no more."
-        )
+        if with_larger_n:
+            return f"{have}: {with_larger_n}."
+        return f"{have}, but the task has {more}."
     with_rows = f"rows with other texts in {task.path} give more"
     if with_larger_n:
         return f"{have}: {with_larger_n}, and {with_rows}."
-    return f"{have}. A larger -n has no more; {with_rows}."
+    return f"{have}. A larger -n has {more}; {with_rows}."

@@ -164,10 +164,32 @@ class TokenOptions:
         return {"template": self.prompt_template(model), "prepend_bos": self.bos}
 
     def tokenize(self, model: Any, prompts: "Sequence[Prompt]") -> "PromptBatch":
-        """Format and tokenize prompts."""
+        """Format and tokenize prompts.
+
+        Pairs whose answers all begin with one token are left out, since the model cannot choose
+        between them there; a sentence on standard error says so. Raise InputError if none is left.
+        """
+        from icl_lens.prompts.name_order import quoted_list
         from icl_lens.prompts.tokenize import tokenize
 
-        return tokenize(model, prompts, **self.tokenize_arguments(model))
+        batch = tokenize(model, prompts, **self.tokenize_arguments(model))
+        if len(batch) > batch.n_prompts:  # labels that begin alike are compared where they part
+            return batch
+        told_apart: list[int] = []
+        alike: list[Prompt] = []
+        for row, prompt in enumerate(batch.prompts):
+            if len(prompt.labels) > 1 and int(batch.label_mask[row].sum()) < 2:
+                alike.append(prompt)
+            else:
+                told_apart.append(row)
+        if not alike:
+            return batch
+        reason = f"the answers, such as {quoted_list(alike[0].labels)}, begin with the same token"
+        if not told_apart:
+            raise InputError(f"the model cannot choose between answers of these prompts: {reason}")
+        are_left_out = "prompt is" if len(alike) == 1 else "prompts are"
+        report_error("icl-lens", f"{len(alike)} {are_left_out} left out, because {reason}.")
+        return batch[told_apart]
 
 
 def _quoted(text: str) -> str:

@@ -9,8 +9,10 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from icl_lens.prompts.pair_task import PairTask
     from icl_lens.prompts.prompt import Prompt
     from icl_lens.prompts.tasks import Task
+    from icl_lens.prompts.text_task import TextTask
 
 MAX_WORDS = 8
 """The number of label words and of unknown words that are printed."""
@@ -24,9 +26,24 @@ def data_sentences(task: "Task", prompts: "Sequence[Prompt]") -> list[str]:
 
     if task.path is None:
         return []
-    sentences = [] if isinstance(task, WordTask) else [f"{task.path}: {task.row_counts()}."]
+    sentences = []
+    if not isinstance(task, WordTask):
+        sentences += row_sentences(task, prompts)
     if any(prompt.classes for prompt in prompts):
         sentences.append(label_sentence(prompts))
+    return sentences
+
+
+def row_sentences(task: "TextTask | PairTask", prompts: "Sequence[Prompt]") -> list[str]:
+    """Return how many rows of the user's file are used, and how many different queries the prompts
+    have, if some have the same.
+    """
+    sentences = [f"{task.path}: {task.row_counts()}."]
+    n_queries = len({prompt.query for prompt in prompts})
+    if n_queries < len(prompts):
+        different = "different query" if n_queries == 1 else "different queries"
+        drawn = f"{len(prompts):,} prompts are drawn from them"
+        sentences.append(f"{drawn}, with {n_queries:,} {different}.")
     return sentences
 
 

@@ -127,8 +127,8 @@ class TaskOptions:
         prompts = self.prompts(n=n, seed=seed)
         self.print_data(console, prompts, tokens)
         loaded = model.load(default_device=device)
-        batch = tokens.tokenize(loaded, prompts)
         model.warn_of_words(console, prompts)
+        batch = tokens.tokenize(loaded, prompts)
         console.print(preview(batch))
         return loaded, batch
 
@@ -174,7 +174,8 @@ class TaskOptions:
             console, model, tokens, sizes=sizes, seed=seed, only_stored=size < MIN_PROMPTS
         )
         if behavior is None:
-            console.print(Text("icl-lens check says what the model does on this task.\n", "dim"))
+            too_few = f"Fewer than {MIN_PROMPTS} prompts are too few to check the task"
+            console.print(Text(f"{too_few}; icl-lens check does it.\n", "dim"))
             return None
         console.print(str(behavior))
         if measured is not None:
@@ -268,6 +269,24 @@ class TaskOptions:
         return task.prompts(
             n, seed=seed, layout=self.layout, demonstrations=self.demonstrations, labels=labels
         )
+
+    def other_tasks(self, names: str, *, n: int, seed: int) -> "list[list[Prompt]]":
+        """Return prompts of each task of `--mean-over`, with as many demonstrations as here; raise
+        InputError if it names none.
+        """
+        from icl_lens.prompts.tasks import named_task
+
+        tasks = [name.strip() for name in names.split(",") if name.strip()]
+        if not tasks:
+            raise InputError(
+                f"--mean-over must name tasks, got {names!r}; e.g. --mean-over "
+                "antonyms,present-past"
+            )
+        prompts = []
+        for name in tasks:
+            task = named_task(name)
+            prompts.append(task.prompts(n, seed=seed, demonstrations=self.demonstrations))
+        return prompts
 
     def find_task(self) -> "Task":
         """Return the task that the options describe.

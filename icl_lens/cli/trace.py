@@ -34,9 +34,13 @@ class TraceOptions:
     panel: ClassVar[str] = "Exchanges"
 
     donors: Annotated[
-        Literal["query", "texts", "labels"],
-        Option(help="What other prompts have exchanged."),
-    ] = "query"
+        Literal["query", "texts", "labels"] | None,
+        Option(help="What other prompts have exchanged.", show_default="query"),
+    ] = None
+    mean_over: Annotated[
+        str | None,
+        Option(help="Tasks whose mean takes the place instead, e.g. antonyms,present-past."),
+    ] = None
     sites: Annotated[str, Option(help="Sites, e.g. resid_pre,attn_out,mlp_out.")] = "resid_pre"
     layers: Annotated[
         str | None, Option(help="Layers, e.g. 0,5,10.", show_default="up to 15, evenly spaced")
@@ -51,6 +55,10 @@ class TraceOptions:
 
     def check(self) -> None:
         """Raise InputError for options that have no effect."""
+        if self.mean_over is not None and self.donors is not None:
+            raise InputError("pass either --donors or --mean-over, not both")
+        if self.mean_over is not None and self.method != "exact":
+            raise InputError("--mean-over needs --method exact: means are not estimated")
         if self.checked is not None and self.method == "exact":
             raise InputError(
                 "--checked has no effect with --method exact, which exchanges all prompts; add "
@@ -90,7 +98,7 @@ def trace(
     What is at a site (the residual stream before a layer, by default) of the texts, labels,
     separators, query or last token is exchanged for what a prompt with another query, or with
     exchanged texts or labels, has there. Prompts with other texts of the same class are the
-    control.
+    control. With --mean-over, the mean over other tasks takes its place, without a control.
     """
     from icl_lens.analyses.trace import N_CHECKED
     from icl_lens.analyses.trace import trace as trace_prompts
@@ -102,11 +110,16 @@ def trace(
     console = PlainConsole()
     loaded, batch = task.start(console, model, tokens, n=task.n, seed=seed)
     behavior = task.print_behavior(console, loaded, tokens, n=task.n, seed=seed)
+    reference = None
+    if traced.mean_over is not None:
+        task_prompts = task.other_tasks(traced.mean_over, n=task.n, seed=seed)
+        reference = [tokens.tokenize(loaded, prompts) for prompts in task_prompts]
     with progress() as report:
         result = trace_prompts(
             loaded,
             batch,
             traced.donors,
+            reference=reference,
             sites=traced.site_names,
             layers=traced.layer_numbers,
             method=traced.method,

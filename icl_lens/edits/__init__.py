@@ -7,7 +7,7 @@ activations.
 3. The edits: `ablate` (with `reference`, which runs the prompts of a mean); `attention_edits`
    change weights or scores; `add_vector` writes into the residual stream; `sites` ablates and
    patches the stream and what layers add to it, through `site_hooks`, at `site_positions`; `patch`
-   writes activations of other prompts; `edges` rebuilds heads without what earlier components wrote
-   (with `reader`); `interchange` exchanges queries, keys or values at the last position for those
-   of donors.
+   writes activations of other prompts; `edges` rebuilds heads and FFNs without what earlier
+   components wrote (with `reader` and `ffn_reader`); `interchange` exchanges queries, keys or values
+   at the last position for those of donors.
 """

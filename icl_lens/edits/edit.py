@@ -224,8 +224,8 @@ class Edit:
         return getattr(self, "positions", "all") == "last"
 
     def first_changes(self, batch: PromptBatch) -> Int[Tensor, " prompt"]:
-        """Return the first position of each prompt at which the edit, without others, changes
-        anything, so that passes may begin there; after the prompt's last for nothing.
+        """Return the first position of each prompt that the edit, without others, changes or reads,
+        so that passes may begin there; after the prompt's last for nothing.
 
         By default, 0: anything may change.
         """

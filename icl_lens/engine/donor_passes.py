@@ -31,7 +31,7 @@ from icl_lens.errors import InputError
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.memory import PASS_BYTES, PASS_TOKENS
-from icl_lens.models.sizes import pass_bytes
+from icl_lens.models.sizes import make_room, pass_bytes
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -373,6 +373,7 @@ def _run(
     def select(x: Tensor, hook: Any) -> Tensor:
         return x[:, :1] if last is None else x[torch.arange(len(x)), last, None]
 
+    make_room(view, *tokens.shape, mask.shape[1])
     with (
         torch.no_grad(),
         view.inference_pass() as kwargs,

@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from icl_lens.activations.block_inputs import BlockInputs
 from icl_lens.activations.passes import last_logits
 from icl_lens.edits.kv_cache import LayerKVCache
 from icl_lens.edits.pattern import LayerValues, recording_hooks
 from icl_lens.engine.edit_checks import PATTERN_TOLERANCE
-from icl_lens.engine.restart import BlockInputs
 from icl_lens.models.identity import reads_only_earlier_tokens
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.locking import model_lock

@@ -11,9 +11,8 @@
    tokens are run.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,6 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from icl_lens.activations.block_inputs import BlockInputs
 from icl_lens.activations.passes import last_log_probs
 from icl_lens.edits.edit import (
     SITE_STAGES,
@@ -41,7 +41,7 @@ from icl_lens.engine.prompt_cache import (
     raise_out_of_memory,
 )
 from icl_lens.models.identity import reads_only_earlier_tokens
-from icl_lens.models.inference import log_probs_of, replace_forwards
+from icl_lens.models.inference import log_probs_of
 from icl_lens.models.locking import model_lock
 from icl_lens.models.memory import KEY_BYTES, STREAM_BYTES
 from icl_lens.models.sizes import key_bytes, rows_at_once
@@ -163,7 +163,7 @@ class Piece:
         return scores
 
     def _run(
-        self, inputs: "BlockInputs", past: Any, first: int, numbers: list[int], rows: list[int]
+        self, inputs: BlockInputs, past: Any, first: int, numbers: list[int], rows: list[int]
     ) -> Float[Tensor, "row d_vocab"]:
         """Return log-probabilities of prompts, by row, with the edits of sets, by number; the number
         of sets is that of an unedited row.
@@ -218,73 +218,6 @@ def _check_clean(view: ModelView, deviation: Float[Tensor, ""]) -> None:
 def _first_layer(edits: Sequence[EditAtLayers], n_layers: int) -> int:
     """Return the first layer that a set of edits changes; `n_layers` for a set without edits."""
     return min([min(placed.heads, default=n_layers) for placed in edits], default=n_layers)
-
-
-@dataclass
-class BlockInputs:
-    """Inputs of some blocks in a pass over some prompts, from which later passes resume."""
-
-    view: ModelView
-    resid: dict[int, Float[Tensor, "batch *pos d_model"]] = field(default_factory=dict)
-    """Layer -> what `recorded` kept of its input."""
-    n_returned: int | None = None
-    """Length of the tuple that each block returns; None for a single tensor."""
-
-    @contextmanager
-    def recorded(self, layers: Iterable[int], keep: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Record what `keep` returns for the inputs of `layers`, in passes in the context."""
-
-        def recorder(layer: int) -> Any:
-            def hook_fn(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-                self.resid[layer] = keep(_stream(args, kwargs).detach())
-
-            return hook_fn
-
-        def count(module: Any, args: Any, output: Any) -> None:
-            self.n_returned = len(output) if isinstance(output, tuple) else None
-
-        blocks = self.view.model.blocks
-        with ExitStack() as stack:
-            stack.callback(blocks[0].register_forward_hook(count).remove)
-            for layer in layers:
-                hook_fn = recorder(layer)
-                handle = blocks[layer].register_forward_pre_hook(hook_fn, with_kwargs=True)
-                stack.callback(handle.remove)
-            yield
-
-    @contextmanager
-    def resumed_at(self, layer: int, resid: Float[Tensor, "row pos d_model"]) -> Iterator[None]:
-        """Start passes in the context at the block of a layer, with `resid` as its input."""
-        blocks, n_returned = self.view.model.blocks, self.n_returned
-
-        def identity(*args: Any, **kwargs: Any) -> Any:
-            x = _stream(args, kwargs)
-            return x if n_returned is None else (x, *[None] * (n_returned - 1))
-
-        def enter(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-            return replace_residual(args, kwargs, lambda x: resid.to(x.device))
-
-        with replace_forwards([(blocks[skipped], identity) for skipped in range(layer)]):
-            handle = blocks[layer].register_forward_pre_hook(enter, with_kwargs=True)
-            try:
-                yield
-            finally:
-                handle.remove()
-
-
-def replace_residual(
-    args: Any, kwargs: dict[str, Any], change: Callable[[Tensor], Tensor]
-) -> tuple[Any, dict[str, Any]]:
-    """Return the arguments of a block with the residual stream replaced by `change` of it."""
-    x = change(_stream(args, kwargs))
-    if "hidden_states" in kwargs:
-        return args, {**kwargs, "hidden_states": x}
-    return (x, *args[1:]), kwargs
-
-
-def _stream(args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """Return the residual stream among a block's arguments."""
-    return kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
 
 
 def _hooks(

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from icl_lens.activations.block_inputs import replace_residual
 from icl_lens.edits.edit import (
     ATTENTION_STAGES,
     SITE_STAGES,
@@ -34,7 +35,6 @@ from icl_lens.edits.kv_cache import LayerRows, per_kv_head
 from icl_lens.edits.pattern import LayerValues, recording_hooks
 from icl_lens.edits.site_hooks import SiteWriter
 from icl_lens.engine.prefix_cache import PrefixCache, PrefixCacheUnsupported
-from icl_lens.engine.restart import replace_residual
 from icl_lens.models.view import ModelView
 
 

@@ -261,7 +261,7 @@ def _score_placed(
         by_rows, reason = score_rows(view, batch, sets, read, pass_tokens, cached, advance)
         if by_rows is not None:
             scores |= dict(zip(in_rows, by_rows.unbind(1), strict=True))
-            _check_user_edits(view, batch, in_rows, scores, read)
+            _check_user_edits(view, batch, in_rows, scores, read, BEYOND_THE_LAST)
     not_scored = [number for number in range(len(checked)) if number not in scores]
     _check_whole(view, [checked[number] for number in not_scored])
     restarted = [number for number in not_scored if _may_restart(view, placed[number])]
@@ -271,6 +271,8 @@ def _score_placed(
             view, batch, sets, read, pass_tokens=pass_tokens, advance=advance
         )
         scores |= dict(zip(restarted, by_restarts.unbind(1), strict=True))
+        restarted_sets = {number: placed[number] for number in restarted}
+        _check_user_edits(view, batch, restarted_sets, scores, read, BEFORE_THE_FIRST)
     for number in not_scored:
         if number not in scores:
             scores[number] = _read_whole(view, batch, placed[number], read)
@@ -395,14 +397,26 @@ def _checked(read: Read) -> Read:
     return checked
 
 
+BEYOND_THE_LAST = (
+    "must change and read only the last position, as positions='last' says, but passes over whole "
+    "prompts give other scores; omit positions, or write at at.last only"
+)
+BEFORE_THE_FIRST = (
+    "must change and read no position before the first of first_changes, but passes over whole "
+    "prompts give other scores; return an earlier position there, or omit first_changes"
+)
+"""What a user's edit did not do, and the remedy."""
+
+
 def _check_user_edits(
     view: ModelView,
     batch: PromptBatch,
     sets: Mapping[int, Sequence[EditAtLayers]],
     scores: Mapping[int, Tensor],
     read: Read,
+    broken_promise: str,
 ) -> None:
-    """Raise InputError if a user's edit changes or reads more than the last position.
+    """Raise InputError if a user's edit changes or reads positions that it says it does not.
 
     The first set with an edit of each type that icl_lens does not define is run whole.
     """
@@ -419,8 +433,4 @@ def _check_user_edits(
             whole, scores[number], atol=tolerance, rtol=tolerance, equal_nan=True
         ):
             names = ", ".join(sorted(kind.__name__ for kind in user_kinds))
-            raise InputError(
-                f"{names} must change and read only the last position, as positions='last' says, "
-                "but passes over whole prompts give other scores; omit positions, or write at "
-                "at.last only"
-            )
+            raise InputError(f"{names} {broken_promise}")

@@ -1,8 +1,8 @@
-"""Rank the edges into some heads over a task, and test on held-out prompts how much of the answer
-the top ones carry.
+"""Rank the edges into some heads and FFNs over a task, and test on held-out prompts how much of the
+answer the top ones carry.
 
-An edge is what an earlier component (the writer) wrote, as read by the query, keys or values of a
-head (the reader).
+An edge is what an earlier component (the writer) wrote, as read by a reader: by the query, keys or
+values of a head, or by an FFN.
 
 1. Average what each writer writes to tokens of the same role, such as labels. Removing an edge
    means rebuilding the reader with this mean instead of what the writer wrote.
@@ -14,8 +14,8 @@ head (the reader).
    − F|, over the share of edges kept. The controls are random rankings with the same number of
    edges for each combination of part (query, keys or values), role and writer's layer.
 5. Remove groups of edges jointly, such as those from the first third of the layers to queries. The
-   controls are the same groups into random heads of the same layers. The same is done layer by
-   layer, without controls.
+   controls are the same groups into random heads of the same layers; edges into FFNs have none. The
+   same is done layer by layer, without controls.
 
 Source: F, CPR and CMD: Mueller et al., MIB (arXiv 2504.13151); minimality (`needed`) and
 completeness: Wang et al., IOI (arXiv 2211.00593).
@@ -43,7 +43,7 @@ from icl_lens.measures.head_to_head_effects import estimate_effects
 from icl_lens.measures.mean_scores import selected_shares
 from icl_lens.metrics import label_log_odds
 from icl_lens.models.active_edits import active_edits, edits_note
-from icl_lens.models.head import AnyHead, Head
+from icl_lens.models.head import AnyComponent, is_ffn_name
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, prompts_digest
 from icl_lens.prompts.prompt import Prompt
@@ -72,7 +72,7 @@ Table = Literal["edges", "curve", "groups", "layers"]
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Circuit(Result):
-    """The strongest edges into some heads, and how much of the answer they carry; made by
+    """The strongest edges into some heads and FFNs, and how much of the answer they carry; made by
     `locate_circuit`.
 
     Effects are drops in the answer's log-odds, nats, on held-out prompts: positive if the edge
@@ -89,8 +89,9 @@ class Circuit(Result):
         (6, 407)
     """
 
-    version: ClassVar[int] = 3
-    readers: tuple[Head, ...]
+    version: ClassVar[int] = 4
+    readers: tuple[str, ...]
+    """Heads ("L5H0") and FFNs ("F3")."""
     n_edges: int
     """Number of all edges into the readers."""
     n_random: int
@@ -128,11 +129,12 @@ class Circuit(Result):
           high; random, random_low, random_high (mean, lowest and highest of the random rankings);
           difference, difference_low, difference_high (from the mean of the random rankings).
         - "groups", one row per group of edges, removed jointly: group; effect, low, high; control
-          (for the same group into random heads of the same layers); difference, difference_low,
-          difference_high (from the control).
+          (for the same group into random heads of the same layers; NaN for edges into FFNs);
+          difference, difference_low, difference_high (from the control).
         - "layers", one row per input and layer, whose edges are removed jointly: input ("query",
-          "keys at the labels", "keys at demonstrations' texts", "values at the labels"); layer (of
-          the writers; −1: embeddings); effect, low, high.
+          "keys at the labels", "keys at demonstrations' texts", "values at the labels", "FFNs");
+          layer (of the writers; −1: embeddings); effect, low, high. Inputs without edges are left
+          out.
         """
         check_choice("table", table, get_args(Table))
         rows = getattr(self, table).copy()
@@ -190,11 +192,13 @@ class Circuit(Result):
         """The readers by number and, unless they act at the last token, by role, such as "2 heads
         at label tokens".
         """
-        n, where = (
-            len(self.readers),
-            "" if self.reader_at == "last" else f" at {self.reader_at} tokens",
-        )
-        return f"{n} {'head' if n == 1 else 'heads'}{where}"
+        n_ffns = sum(map(is_ffn_name, self.readers))
+        counts = []
+        for n, name in ((len(self.readers) - n_ffns, "head"), (n_ffns, "FFN")):
+            if n:
+                counts.append(f"{n} {name}{'s' * (n > 1)}")
+        where = "" if self.reader_at == "last" else f" at {self.reader_at} tokens"
+        return f"{' and '.join(counts)}{where}"
 
     def _sentences(self) -> list[str]:
         all_edges, none = (self.score(name)[0] for name in ("all", "none"))
@@ -228,21 +232,22 @@ class Circuit(Result):
         groups = [
             row
             for row in self.groups.to_dict("records")
-            if min(row["low"], row["difference_low"]) > 0 and row["effect"] >= SMALLEST_DROP
+            if row["low"] > 0 and row["difference_low"] > 0 and row["effect"] >= SMALLEST_DROP
         ]
         if not groups:
             return [
                 f"{carried}.",
                 carried_by_first,
-                "No group of edges matters more than the same group into random heads.",
+                "No group of edges has a drop that is shown to be above zero and above that of the same "
+                "group into random heads.",
             ]
         groups.sort(key=lambda row: -row["difference"])
         texts = [f"{row['group']} ({signed(row['effect'], 2)})" for row in groups]
         if len(texts) > 4:
             texts = [*texts[:4], f"{len(texts) - 4} more"]
         start = (
-            "Groups of edges that matter more than the same groups into random heads, with the "
-            "drop when removed: "
+            "Groups of edges whose drop, when they are removed, is shown to be above zero and above "
+            "that of the same groups into random heads: "
         )
         return [f"{carried}.", carried_by_first, f"{start}{joined(texts)}."]
 
@@ -251,7 +256,7 @@ class Circuit(Result):
         return {
             "sentences": self.sentences(),
             "edits": list(self.edits),
-            "readers": [str(head) for head in self.readers],
+            "readers": list(self.readers),
             "reader_at": self.reader_at,
             "expected_selected": len(self.edges) / self.n_edges,
             **{
@@ -300,10 +305,11 @@ class Circuit(Result):
         selected = selected_note(n_edges, self.n_edges, "edge").capitalize()
         intervals = intervals_note(self.n_queries, "95% intervals resample these queries.")
         notes = (
-            f"Readers: {', '.join(map(str, self.readers))}.",
+            f"Readers: {', '.join(self.readers)}.",
             "An edge, such as F0 → L4H1.k (label), is what a writer wrote to tokens of one role, "
-            "as read by a head's query (q), keys (k) or values (v). F0 is the FFN of layer 0, L4H1 "
-            "head 1 of layer 4. Labels are taken together, whether they equal the answer or not.",
+            "as read by a head's query (q), keys (k) or values (v), or by an FFN, such as L4H1 → "
+            "F5. F0 is the FFN of layer 0, L4H1 head 1 of layer 4. Labels are taken together, "
+            "whether they equal the answer or not.",
             "Removing an edge replaces what the writer wrote by its mean over tokens of the same "
             f"role in {n_mean} prompts. Edges are ranked on {self.n_located} prompts and tested on "
             f"{self.n_prompts} others with {self.n_queries} queries. {intervals} The "
@@ -315,7 +321,7 @@ class Circuit(Result):
         )
         return Section(
             "The edges",
-            "What earlier components wrote to tokens of each role, as read by the heads at "
+            "What earlier components wrote to tokens of each role, as read by the readers at "
             f"{role}.",
             columns,
             tuple(rows),
@@ -370,12 +376,16 @@ class Circuit(Result):
         for group in self.groups.to_dict("records"):
             interval = signed_ends(group["low"], group["high"])
             difference = signed_ends(group["difference_low"], group["difference_high"])
-            rows.append((group["group"], group["effect"], interval, group["control"], difference))
+            control = group["control"]
+            shown = "–" if math.isnan(control) else control
+            rows.append((group["group"], group["effect"], interval, shown, difference))
         note = (
             "Groups: edges from a third of the layers; embeddings are in the first third. Random "
             "heads: the drop when the same group is removed from random heads of the same layers. "
             "Difference: the drop minus that of random heads."
         )
+        if any(map(is_ffn_name, self.readers)):
+            note += " Edges into FFNs have no control: a layer has a single FFN."
         return Section(
             "Groups of edges",
             "A group matters if removing it lowers the log-odds more than the same group into "
@@ -413,7 +423,7 @@ def locate_circuit(
     model: Any,
     prompts: PromptBatch | Sequence[Prompt],
     held_out: PromptBatch | Sequence[Prompt],
-    readers: Sequence[AnyHead],
+    readers: Sequence[AnyComponent],
     *,
     reader_at: EdgeRole = "last",
     n_edges: int = 30,
@@ -421,22 +431,23 @@ def locate_circuit(
     seed: int = 0,
     run: Run | None = None,
 ) -> Circuit:
-    """Rank all edges into some heads on `prompts`, and test on `held_out` how much of the answer
-    the top ones carry.
+    """Rank all edges into some heads and FFNs on `prompts`, and test on `held_out` how much of the
+    answer the top ones carry.
 
-    An edge leads from an earlier head, FFN or embedding to a reader's queries at the tokens of the
-    role `reader_at`, or to its keys or values at tokens of one role up to there. By default,
-    readers act at the last token; with "label", the edges are those through which heads write to
-    labels. Labels that equal the answer and other labels are one role, because a set of edges that
-    kept only the former would reveal the answer. The readers are rebuilt independently from an
-    unedited pass, so a change in one does not reach another.
+    An edge leads from an earlier head, FFN or embedding to a head's queries at the tokens of the
+    role `reader_at`, to its keys or values at tokens of one role up to there, or to what an FFN
+    ("F3") reads at the tokens of `reader_at`. By default, readers act at the last token; with
+    "label", the edges are those through which heads and FFNs write to labels. Labels that equal the
+    answer and other labels are one role, because a set of edges that kept only the former would
+    reveal the answer. The readers are rebuilt independently from an unedited pass, so a change in
+    one does not reach another.
 
     The first `n_edges` edges, the circuit, are tested one by one, and `n_random` random rankings
     are the control. Bootstrap draws of the queries of `prompts` are ranked, too (`selected`), which
     keeps 8 bytes per edge and query. `held_out` should have other queries than `prompts` (see
     `il.split_by_query`). `run` is that of `locate`; its folder also holds all tables.
 
-    Raise InputError for unknown heads, more readers than half of the model's heads, prompts without
+    Raise InputError for unknown heads or FFNs, more than half of the model's heads, prompts without
     an answer or with one label, an unsupported family, and like `Run`.
 
     Example:
@@ -451,9 +462,9 @@ def locate_circuit(
     ranking = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
     testing = held_out if isinstance(held_out, PromptBatch) else tokenize(model, held_out)
     view = ModelView.of(model)
-    heads = view.check_heads(readers)
-    if not heads:
-        raise InputError("readers must name at least one head, got none; pass e.g. ['L2H1']")
+    components = view.check_components(readers)
+    if not components:
+        raise InputError("readers must name at least one head or FFN, got none; pass e.g. ['L2H1']")
     check_choice("reader_at", reader_at, EDGE_ROLES)
     (n_edges,) = check_at_least(1, n_edges=n_edges)
     (n_random,) = check_at_least(MIN_RANDOM_SETS, n_random=n_random)
@@ -461,7 +472,7 @@ def locate_circuit(
     _check_prompts(view, ranking, reader_at)
     _check_prompts(view, testing, reader_at)
     options = {
-        "heads": list(map(str, heads)),
+        "readers": list(map(str, components)),
         "reader_at": reader_at,
         "n_edges": n_edges,
         "n_random": n_random,
@@ -473,7 +484,7 @@ def locate_circuit(
         np.linspace(0, len(ranking) - 1, min(len(ranking), MEAN_PROMPTS)).round().astype(int)
     )
     means = writer_means(model, ranking[mean_prompts.tolist()])
-    space = EdgeSpace.of(view, heads, reader_at)
+    space = EdgeSpace.of(view, components, reader_at)
     with start(run, model, ranking, "circuit", options) as stream:
         ranked = _ranked(view, ranking, space, means, stream, n_edges=n_edges)
         sets = EdgeSets.of(space, ranked.order, n_edges=n_edges, n_random=n_random, seed=seed)
@@ -486,7 +497,7 @@ def locate_circuit(
     def make_circuit() -> Circuit:
         queries = testing.queries
         result = Circuit(
-            readers=heads,
+            readers=tuple(map(str, components)),
             n_edges=len(space),
             n_random=n_random,
             n_located=ranking.n_prompts,

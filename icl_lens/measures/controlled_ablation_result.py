@@ -21,6 +21,7 @@ from icl_lens.edits.ablate import Mode
 from icl_lens.edits.edit import Positions
 from icl_lens.errors import check_choice
 from icl_lens.intervals import (
+    MIN_CLUSTERS,
     MIN_RANDOM_SETS,
     Interval,
     beside_random_sets,
@@ -230,6 +231,19 @@ class ControlledAblation(Result):
             n_random_sets=len(self.conditions["same layers"].sets),
             over=over,
         )
+
+    @property
+    def lacks_task(self) -> bool:
+        """Whether the model, without ablation, is not shown to do the task: neither its accuracy nor
+        its AUROC has an interval above chance. For one label, whether no answer is the top token;
+        False without intervals or answers.
+        """
+        if not self._is_answered or len(set(self.queries)) < MIN_CLUSTERS:
+            return False
+        if len(self.labels) < 2:
+            return self.interval("no ablation", "over_vocabulary").value == 0
+        accuracy, auroc = (self.interval("no ablation", name) for name in ("accuracy", "auroc"))
+        return not (accuracy.low > self.chance or auroc.low > 0.5)
 
     @property
     def shows_that_heads_matter(self) -> bool:

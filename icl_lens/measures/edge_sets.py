@@ -11,6 +11,7 @@ from icl_lens.edits.edges import RemovalMasks
 from icl_lens.intervals import leave_one_out_interval, leave_one_out_means, with_random_sets
 from icl_lens.measures.edge_space import EdgeSpace
 from icl_lens.measures.random_heads import random_head_sets
+from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -30,7 +31,7 @@ class EdgeSets:
     - ("model without", j), ("circuit without", j): the j-th random half of the circuit is removed;
       all other edges are kept, or only the rest of the circuit.
     - ("group", name): a group is removed; ("control", name, number): the same group into random
-      heads.
+      heads. Groups of edges into FFNs have no control: a layer has a single FFN.
     - ("layer", input, layer): all edges from one layer to one kind of input are removed.
     """
 
@@ -80,7 +81,7 @@ class EdgeSets:
             sets._add_kept("circuit without", number, edges=np.setdiff1d(sets.circuit, subset))
         for name, in_group in space.groups.items():
             sets._add_removed("group", name, edges=np.flatnonzero(in_group))
-            for number in range(N_RANDOM_READERS):
+            for number in range(N_RANDOM_READERS if space.has_control(name) else 0):
                 # No edges into the readers; `removal_masks` adds those into random heads.
                 sets._add_removed("control", name, number, edges=np.array([], dtype=np.int64))
         for (end, layer), in_layer in space.layers.items():
@@ -104,11 +105,12 @@ class EdgeSets:
         heads.
         """
         removed = self.space.removal_masks(np.stack(self.masks))
-        randoms = random_head_sets(
-            view.model, self.space.readers, draws=N_RANDOM_READERS, seed=seed
-        )
-        for number, heads in enumerate(randoms):
-            space = EdgeSpace.of(view, heads, self.space.reader_at)
+        heads = [reader for reader in self.space.readers if isinstance(reader, Head)]
+        randoms: list[list[Head]] = []
+        if heads:
+            randoms = random_head_sets(view.model, heads, draws=N_RANDOM_READERS, seed=seed)
+        for number, random_heads in enumerate(randoms):
+            space = EdgeSpace.of(view, random_heads, self.space.reader_at)
             masks = np.zeros((len(self), len(space)), dtype=bool)
             for name, in_group in space.groups.items():
                 if ("control", name, number) in self.names:
@@ -226,9 +228,10 @@ class _Tables:
         rows = []
         for name in self.space.groups:
             effect = self.mean("all") - self.mean("group", name)
-            controls = np.stack(
-                [self.mean("control", name, number) for number in range(N_RANDOM_READERS)]
-            )
+            controls = np.full((N_RANDOM_READERS, len(effect)), np.nan)
+            if self.space.has_control(name):
+                for number in range(N_RANDOM_READERS):
+                    controls[number] = self.mean("control", name, number)
             control = self.mean("all") - controls.mean(0)
             rows.append(
                 {

@@ -1,4 +1,4 @@
-"""All edges into some heads (the readers), in a fixed order, and sets of them as masks.
+"""All edges into some heads and FFNs (the readers), in a fixed order, and sets of them as masks.
 
 True and false labels are one role here: a set that kept edges at true labels but not at false ones
 would reveal the answer.
@@ -13,11 +13,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.activations.writers import writer_names
 from icl_lens.attribution.writer_groups import layer_of
-from icl_lens.edits.edges import Edge, RemovalMasks
+from icl_lens.edits.edges import EDGE_PARTS, OWN_TOKENS, Edge, EdgePart, RemovalMasks, names_before
 from icl_lens.edits.edit import PARTS
-from icl_lens.models.head import Head
+from icl_lens.models.head import FFN, Component
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import ROLES
 from icl_lens.prompts.roles import EDGE_ROLES, EdgeRole, indices_in_roles
@@ -46,15 +45,22 @@ CURVE_INPUTS = (
     "values at the labels",
 )
 """The inputs whose edges are shown layer by layer."""
+FFNS = "FFNs"
+"""The name of what FFNs read, as an input in which edges end."""
+
+
+def parts_of(reader: Component) -> tuple[EdgePart, ...]:
+    """Return what a reader reads."""
+    return ("mlp_in",) if isinstance(reader, FFN) else PARTS
 
 
 @dataclass(frozen=True, eq=False)
 class EdgeSpace:
-    """Every edge from an earlier component to a reader's query, or to its keys or values at tokens
-    of one role.
+    """Every edge from an earlier component to a head's query, to its keys or values at tokens of one
+    role, or to what an FFN reads.
     """
 
-    readers: tuple[Head, ...]
+    readers: tuple[Component, ...]
     n_layers: int
     writers: tuple[tuple[str, ...], ...]
     """Names of each reader's writers."""
@@ -65,21 +71,21 @@ class EdgeSpace:
 
     @classmethod
     def of(
-        cls, view: ModelView, readers: Sequence[Head], reader_at: EdgeRole = "last"
+        cls, view: ModelView, readers: Sequence[Component], reader_at: EdgeRole = "last"
     ) -> "EdgeSpace":
         """Return all edges into the readers, without those from tokens that never come before
         them.
         """
-        writers = tuple(writer_names(view, head.layer)[:-1] for head in readers)
+        writers = tuple(names_before(view, reader) for reader in readers)
         later_roles = LATER_ROLES.get(reader_at, ("last",))
         roles = [role for role, name in enumerate(EDGE_ROLES) if name not in later_roles]
         rows = []
         for reader, names in enumerate(writers):
-            for part, part_name in enumerate(PARTS):
-                # A query is read where the reader acts.
-                roles_of_part = [EDGE_ROLES.index(reader_at)] if part_name == "q" else roles
-                for role in roles_of_part:
-                    rows += [(reader, part, role, writer) for writer in range(len(names))]
+            for part in parts_of(readers[reader]):
+                is_own = part in OWN_TOKENS  # read where the reader acts
+                for role in [EDGE_ROLES.index(reader_at)] if is_own else roles:
+                    place = reader, EDGE_PARTS.index(part), role
+                    rows += [(*place, writer) for writer in range(len(names))]
         index = np.array(rows, dtype=np.int64).reshape(-1, 4)
         return cls(tuple(readers), view.n_layers, writers, index, reader_at)
 
@@ -91,7 +97,7 @@ class EdgeSpace:
         reader, part, role, writer = self.index[number]
         return Edge(
             self.readers[reader],
-            PARTS[part],
+            EDGE_PARTS[part],
             self.writers[reader][writer],
             EDGE_ROLES[role],
             self.reader_at,
@@ -110,27 +116,27 @@ class EdgeSpace:
         return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
 
     def flatten(
-        self, values: dict[Head, Float[Tensor, "batch part edge_role _"]]
+        self, values: dict[Component, Float[Tensor, "batch part edge_role _"]]
     ) -> Float[Tensor, "batch edge"]:
         """Return the value of each edge; the last axis of `values` is each reader's writers."""
         reader, part, role, writer = torch.from_numpy(self.index).unbind(1)
         pieces = []
-        for number, head in enumerate(self.readers):
+        for number, component in enumerate(self.readers):
             is_of_reader = reader == number
             index = part[is_of_reader], role[is_of_reader], writer[is_of_reader]
-            pieces.append(values[head].cpu()[:, *index])
+            pieces.append(values[component].cpu()[:, *index])
         return torch.cat(pieces, dim=1)
 
     def removal_masks(self, removed: Bool[np.ndarray, "set edge"]) -> RemovalMasks:
         """Return sets of removed edges in the form that `score_without_edges` needs."""
         masks = {}
-        for number, (head, names) in enumerate(zip(self.readers, self.writers, strict=True)):
-            mask = np.zeros((len(removed), len(PARTS), len(ROLES), len(names)), dtype=bool)
+        for number, (component, names) in enumerate(zip(self.readers, self.writers, strict=True)):
+            mask = np.zeros((len(removed), len(EDGE_PARTS), len(ROLES), len(names)), dtype=bool)
             for role, name in enumerate(EDGE_ROLES):
                 edges = (self.index[:, 0] == number) & (self.index[:, 2] == role)
                 for i in indices_in_roles(name):
                     mask[:, self.index[edges, 1], i, self.index[edges, 3]] = removed[:, edges]
-            masks[head, self.reader_at] = torch.from_numpy(mask)
+            masks[component, self.reader_at] = torch.from_numpy(mask)
         return masks
 
     def random_like(
@@ -155,11 +161,13 @@ class EdgeSpace:
     @cached_property
     def inputs(self) -> dict[str, Bool[np.ndarray, " edge"]]:
         """Edges by the input that they end in, such as "query" and "keys at the labels"."""
-        inputs = {"query": self.index[:, 1] == PARTS.index("q")}
+        inputs = {"query": self.index[:, 1] == EDGE_PARTS.index("q")}
         for part, name in (("k", "keys"), ("v", "values")):
             for tokens, roles in TOKEN_GROUPS.items():
                 has_role = np.isin(self.index[:, 2], [EDGE_ROLES.index(role) for role in roles])
-                inputs[f"{name} at {tokens}"] = (self.index[:, 1] == PARTS.index(part)) & has_role
+                is_of_part = self.index[:, 1] == EDGE_PARTS.index(part)
+                inputs[f"{name} at {tokens}"] = is_of_part & has_role
+        inputs[FFNS] = self.index[:, 1] == EDGE_PARTS.index("mlp_in")
         return inputs
 
     @cached_property
@@ -177,14 +185,21 @@ class EdgeSpace:
                     groups[f"{name} third → {end}"] = in_group
         return groups
 
+    def has_control(self, group: str) -> bool:
+        """Return whether a group may be compared with the same group into random heads."""
+        return not bool((self.groups[group] & self.inputs[FFNS]).any())
+
     @cached_property
     def layers(self) -> dict[tuple[str, int], Bool[np.ndarray, " edge"]]:
-        """Edges by the input that they end in and by the writer's layer, for `CURVE_INPUTS`.
+        """Edges by the input that they end in and by the writer's layer, for `CURVE_INPUTS` and FFNs,
+        without inputs that no edge ends in.
 
         Embeddings have layer −1.
         """
         layers = {}
-        for end in CURVE_INPUTS:
+        for end in (*CURVE_INPUTS, FFNS):
+            if not self.inputs[end].any():
+                continue
             for layer in np.unique(self.writer_layer).tolist():
                 layers[end, layer] = self.inputs[end] & (self.writer_layer == layer)
         return layers

@@ -1,16 +1,16 @@
-"""Measure what an earlier component (the *writer*) does to the answer through one head, the
+"""Measure what an earlier component (the *writer*) does to the answer through one head or FFN, the
 *reader*.
 
-1. `head_to_head_effects` removes each writer from the reader's query, keys or values (see
-   `edits.edges`). The drop in the answer's score is the effect of the *edge* from the writer to
-   this query, or to these keys or values.
+1. `head_to_head_effects` removes each writer from a head's query, keys or values, or from what an
+   FFN reads (see `edits.edges`). The drop in the answer's score is the effect of the *edge* from
+   the writer to this query, to these keys or values, or to this FFN.
 2. `estimate_effects` has first-order estimates of all edges into some heads at once.
 
 Several readers are rebuilt independently from the same unedited pass: a change in one does not
 reach another.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
@@ -25,26 +25,32 @@ from icl_lens.activations.activations import Activations
 from icl_lens.activations.writers import writer_names
 from icl_lens.attribution.scored_tokens import Against
 from icl_lens.edits.edges import (
+    EDGE_PARTS,
+    OWN_TOKENS,
     Chain,
     Edge,
-    ReplaceZ,
+    EdgePart,
+    ReplaceOutputs,
     capture_pieces,
     chain_of,
     chain_vectors,
+    check_part,
+    names_before,
     positions_in,
     tokens_back,
     writer_index,
     writer_means,
     writer_text,
 )
-from icl_lens.edits.edit import PARTS, Part
+from icl_lens.edits.edit import PARTS, Part, Stage
+from icl_lens.edits.ffn_reader import FFNReader
 from icl_lens.edits.reader import Means, Reader
-from icl_lens.engine.gradients import z_gradients
+from icl_lens.engine.gradients import site_gradients, z_gradients
 from icl_lens.engine.score import score_sets
 from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.measures.effects import AnswerTokens
 from icl_lens.models.active_edits import active_edits, edits_suffix
-from icl_lens.models.head import AnyHead, Head
+from icl_lens.models.head import FFN, AnyComponent, AnyHead, Component, Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import ROLES, PromptBatch, check_batch
 from icl_lens.prompts.roles import EDGE_ROLES, EdgeRole, role_masks
@@ -58,11 +64,12 @@ from icl_lens.runs.progress import progress_switch, steps
 
 @dataclass(frozen=True, repr=False)
 class HeadToHeadEffects(Result):
-    """What the answer loses when a writer is removed from a reader's query, keys or values, nats.
+    """What the answer loses when a writer is removed from a head's query, keys or values, or from
+    what an FFN reads, nats.
 
     A positive value means that the edge helps the answer. `log_prob` is the drop in log p(target),
     and `log_odds` that in log p(target) − log Σ p(against), NaN for prompts that have nothing to
-    compare with. Both are 0 where the writer is not in a layer before the reader, and NaN for
+    compare with. Both are 0 where the writer does not write before the reader reads, and NaN for
     prompts that have no token of the chosen role.
 
     Example:
@@ -71,10 +78,11 @@ class HeadToHeadEffects(Result):
         (torch.Size([1, 1, 30]), ('L0H0', 'L0H1'))
     """
 
-    version: ClassVar[int] = 2
-    readers: tuple[Head, ...]
+    version: ClassVar[int] = 3
+    readers: tuple[str, ...]
+    """Heads ("L5H0") or FFNs ("F3")."""
     writers: tuple[str, ...]
-    part: Part
+    part: EdgePart
     log_prob: Float[Tensor, "batch reader writer"]
     log_odds: Float[Tensor, "batch reader writer"]
     fallback_reason: str = ""
@@ -92,7 +100,7 @@ class HeadToHeadEffects(Result):
         The last two are the mean losses, over the prompts that have them. The largest effect on the
         log-odds comes first, or that on log p if no prompt has log-odds.
         """
-        readers = np.repeat([str(head) for head in self.readers], len(self.writers))
+        readers = np.repeat(list(self.readers), len(self.writers))
         writers = self.writers * len(self.readers)
         frame = pd.DataFrame({"reader": readers, "part": self.part, "writer": writers})
         for name in ("log_odds", "log_prob"):
@@ -118,9 +126,9 @@ class HeadToHeadEffects(Result):
 def head_to_head_effects(
     model: Any,
     batch: PromptBatch,
-    readers: Sequence[AnyHead],
+    readers: Sequence[AnyComponent],
     *,
-    part: Part,
+    part: EdgePart,
     writers: Sequence[AnyHead | Edge | Chain] | None = None,
     at: EdgeRole | TokenPositions = "all",
     reader_at: EdgeRole | TokenPositions = "last",
@@ -130,7 +138,8 @@ def head_to_head_effects(
     method: Literal["exact", "gradient"] = "exact",
     progress: bool | None = None,
 ) -> HeadToHeadEffects:
-    """Return the effect of each writer on the answer through each reader's query, keys or values.
+    """Return the effect of each writer on the answer through each reader: a head's query, keys or
+    values, or what an FFN reads.
 
     1. `reader_at` are the tokens at which the reader acts: it attends from them and writes to them.
        They are the last token, those of a role (see `batch.token_roles`; "label" for true and false
@@ -140,13 +149,15 @@ def head_to_head_effects(
        takes what `reader_at` takes.
     3. The reader's output at `reader_at` is computed from them. Elsewhere, and in other heads,
        nothing changes here.
-    4. All later components run as usual on what has changed, at all later positions.
+    4. For FFNs ("F3"), `part` is "mlp_in": what the FFN reads at `reader_at`, the residual stream
+       before its norm, is without the writer, and its output is computed from this.
+    5. All later components run as usual on what has changed, at all later positions.
 
     The effects of a prompt without such tokens, or without those of a chain, are NaN: nothing was
     removed there.
 
     `writers` are heads, FFNs ("F3"), embeddings ("embed", "pos_embed") or edges into earlier heads,
-    for *chains* (see `Edge`); by default, all heads in layers before the last reader. With
+    for *chains* (see `Edge`); by default, all heads that write before the last reader reads. With
     `reference` prompts, a writer's output is replaced by its mean over their tokens of the same
     role instead of zero. `targets` and `against` are those of `head_effects`.
 
@@ -171,19 +182,21 @@ def head_to_head_effects(
         ... )
         >>> moved.log_prob.shape
         torch.Size([1, 1, 1])
+        >>> into_ffn = il.head_to_head_effects(model, batch, ["F5"], part="mlp_in", writers=writers)
+        >>> into_ffn.log_prob.shape
+        torch.Size([1, 1, 2])
     """
     view = ModelView.of(model)
-    check_choice("part", part, PARTS)
+    check_choice("part", part, EDGE_PARTS)
     check_choice("method", method, ("exact", "gradient"))
     check_batch(batch)
-    heads = view.check_heads(readers)
-    if not heads:
-        raise InputError("readers must name at least one head, got none; pass e.g. ['L2H1']")
-    if part == "q" and at != "all" and at != reader_at:
+    components = _checked_readers(view, readers, part)
+    if part in OWN_TOKENS and at != "all" and at != reader_at:
+        what = "queries" if part == "q" else "FFNs"
         raise InputError(
-            f"at must be 'all' or {reader_at!r} like reader_at for queries, got {short_repr(at)}"
+            f"at must be 'all' or {reader_at!r} like reader_at for {what}, got {short_repr(at)}"
         )
-    checked_writers = _checked_writers(view, heads, writers)
+    checked_writers = _checked_writers(view, components, writers)
     means = None if reference is None else writer_means(model, reference)
     if method == "gradient":
         if targets is not None or against is not None:
@@ -191,18 +204,20 @@ def head_to_head_effects(
                 "targets and against must be omitted for method='gradient', which scores the "
                 "answers"
             )
-        role = reader_at if part == "q" else at
+        role = reader_at if part in OWN_TOKENS else at
         with progress_switch(progress):
-            return _estimated(model, batch, heads, checked_writers, part, role, reader_at, means)
+            return _estimated(
+                model, batch, components, checked_writers, part, role, reader_at, means
+            )
     tokens = AnswerTokens.from_batch(view, batch, targets, against)
     inputs = _ReaderInputs.of(batch, part, at, reader_at)
-    edges = _RemovedEdges.of(view, heads, checked_writers, inputs)
+    edges = _RemovedEdges.of(view, components, checked_writers, inputs)
     with progress_switch(progress):
-        sets: list[list[ReplaceZ]] = [[]]
+        sets: list[list[ReplaceOutputs]] = [[]]
         for edit in edges.edits(model, means):
             sets.append([edit])
         outcomes, reason = score_sets(view, batch, sets, tokens.outcomes)
-    shape = len(batch), len(heads), len(checked_writers), outcomes.shape[-1]
+    shape = len(batch), len(components), len(checked_writers), outcomes.shape[-1]
     lost = outcomes.new_zeros(shape)
     readers_of_edges = [edge.reader for edge in edges.edges]
     writers_of_edges = [edge.writer for edge in edges.edges]
@@ -211,20 +226,35 @@ def head_to_head_effects(
     lost = lost.masked_fill(~is_removed[:, None, :, None], torch.nan)
     log_prob, log_odds = lost.unbind(-1)
     names = tuple(map(writer_text, checked_writers))
-    return HeadToHeadEffects(heads, names, part, log_prob, log_odds, reason, active_edits(view))
+    reader_names = tuple(map(str, components))
+    return HeadToHeadEffects(
+        reader_names, names, part, log_prob, log_odds, reason, active_edits(view)
+    )
+
+
+def _checked_readers(
+    view: ModelView, readers: Sequence[AnyComponent], part: EdgePart
+) -> tuple[Component, ...]:
+    """Return readers; raise InputError for none, and for those that do not have this part."""
+    components = view.check_components(readers)
+    if not components:
+        raise InputError("readers must name at least one head or FFN, got none; pass e.g. ['L2H1']")
+    for component in components:
+        check_part(part, component)
+    return components
 
 
 def _checked_writers(
-    view: ModelView, readers: Sequence[Head], writers: Sequence[AnyHead | Edge | Chain] | None
+    view: ModelView, readers: Sequence[Component], writers: Sequence[AnyHead | Edge | Chain] | None
 ) -> tuple[str | Chain, ...]:
     """Return the names of writers, and chains.
 
-    The default is all heads in layers before the last reader. Raise InputError for no writers, and
-    for those that the model does not have.
+    The default is all heads that write before the last reader reads. Raise InputError for no
+    writers, and for those that the model does not have.
     """
     if writers is None:
-        last_layer = max(head.layer for head in readers)
-        return tuple(str(head) for head in view.heads() if head.layer < last_layer)
+        earlier = max((names_before(view, reader) for reader in readers), key=len)
+        return tuple(str(head) for head in view.heads() if str(head) in earlier)
     component_names = writer_names(view, view.n_layers)[:-1]
     checked: list[str | Chain] = []
     for writer in writers:
@@ -251,7 +281,7 @@ class _ReaderInputs:
     """The tokens at which readers act, and those of their inputs that lack a writer."""
 
     batch: PromptBatch
-    part: Part
+    part: EdgePart
     at: EdgeRole | TokenPositions
     """The tokens of keys or values, as the caller names them."""
     reader_at: EdgeRole | TokenPositions
@@ -263,7 +293,7 @@ class _ReaderInputs:
     def of(
         cls,
         batch: PromptBatch,
-        part: Part,
+        part: EdgePart,
         at: EdgeRole | TokenPositions,
         reader_at: EdgeRole | TokenPositions,
     ) -> "_ReaderInputs":
@@ -283,8 +313,8 @@ class _ReaderInputs:
 
     @property
     def changed_tokens(self) -> Bool[Tensor, "batch 1 pos"]:
-        """Tokens whose queries, keys or values lack a writer."""
-        return self.reader_tokens if self.part == "q" else self.at_tokens
+        """Tokens whose queries, keys, values or FFN's input lack a writer."""
+        return self.reader_tokens if self.part in OWN_TOKENS else self.at_tokens
 
     @property
     def places(self) -> Int[Tensor, "batch place"]:
@@ -297,7 +327,9 @@ class _ReaderInputs:
             written_at = chain[0].reader_at
             if bool((role_masks(self.batch, [written_at]) & self.changed_tokens).any()):
                 continue
-            name, value = ("reader_at", self.reader_at) if self.part == "q" else ("at", self.at)
+            name, value = "at", self.at
+            if self.part in OWN_TOKENS:
+                name, value = "reader_at", self.reader_at
             raise InputError(
                 f"{name} must be {written_at!r} like reader_at of the writer, got "
                 f"{short_repr(value)}"
@@ -332,7 +364,8 @@ def _has_tokens(
     chain_tokens = read_tokens & role_masks(batch, [writer[0].reader_at])
     by_edge = []
     for edge in writer:
-        edge_tokens = chain_tokens if edge.part == "q" else role_masks(batch, [edge.role])
+        is_own = edge.part in OWN_TOKENS
+        edge_tokens = chain_tokens if is_own else role_masks(batch, [edge.role])
         by_edge.append(_has_tokens(batch, cast(str | Chain, edge.writer), edge_tokens))
     return chain_tokens.flatten(1).any(1) & torch.stack(by_edge).any(0)
 
@@ -352,7 +385,7 @@ class _RemovedEdge(NamedTuple):
 class _RemovedEdges:
     """All pairs of a reader and an earlier writer, each of which is removed alone."""
 
-    heads: Sequence[Head]
+    readers: Sequence[Component]
     edges: Sequence[_RemovedEdge]
     """By reader, then by writer."""
     chains: tuple[Chain, ...]
@@ -362,7 +395,7 @@ class _RemovedEdges:
     def of(
         cls,
         view: ModelView,
-        heads: Sequence[Head],
+        readers: Sequence[Component],
         writers: Sequence[str | Chain],
         inputs: _ReaderInputs,
     ) -> "_RemovedEdges":
@@ -370,65 +403,72 @@ class _RemovedEdges:
         chains = tuple(writer for writer in writers if isinstance(writer, tuple))
         inputs.check_chains(chains)
         edges = []
-        for reader, head in enumerate(heads):
+        for reader, component in enumerate(readers):
             for number, writer in enumerate(writers):
-                index = writer_index(view, writer, head, chains)
+                index = writer_index(view, writer, component, chains)
                 if index is not None:
                     edges.append(_RemovedEdge(reader, number, index))
         if not edges:
             raise InputError(
-                "writers must include one in a layer before a reader, got "
+                "writers must include one that writes before a reader reads, got "
                 f"{', '.join(map(writer_text, writers))}"
             )
-        return cls(heads, edges, chains, inputs)
+        return cls(readers, edges, chains, inputs)
 
-    def edits(self, model: Any, means: Means | None) -> list[ReplaceZ]:
-        """Return, for each pair, the edit that gives the reader its z without the writer."""
+    def edits(self, model: Any, means: Means | None) -> list[ReplaceOutputs]:
+        """Return, for each pair, the edit that gives the reader its output without the writer."""
         batch = self.inputs.batch
         places = self.inputs.places
         n_places = places.shape[1]
-        is_last_only = self.inputs.part == "q" and self.inputs.reader_at == "last"
+        is_last_only = self.inputs.part in OWN_TOKENS and self.inputs.reader_at == "last"
         captured = "last" if is_last_only and not self.chains else "all"
         pieces = []
-        with steps("rebuilding heads", len(batch)) as advance:
+        with steps("rebuilding readers", len(batch)) as advance:
             for acts, prompts in capture_pieces(model, batch, captured):
-                pieces.append(self._rebuilt_z(acts, prompts, places, means))
+                pieces.append(self._rebuilt_outputs(acts, prompts, places, means))
                 advance(len(prompts))
-        new_z = torch.cat(pieces)
-        back = tokens_back(batch, places).repeat(1, len(self.edges)).to(new_z.device)
+        outputs = torch.cat(pieces)
+        back = tokens_back(batch, places).repeat(1, len(self.edges)).to(outputs.device)
         edits = []
         for number, edge in enumerate(self.edges):
-            head = self.heads[edge.reader]
             places_of_edge = range(number * n_places, (number + 1) * n_places)
-            edits.append(ReplaceZ([head], new_z, back, {head: places_of_edge}))
+            index = {self.readers[edge.reader]: places_of_edge}
+            edits.append(ReplaceOutputs.of(outputs, back, index))
         return edits
 
-    def _rebuilt_z(
+    def _rebuilt_outputs(
         self,
         acts: Activations,
         prompts: list[int],
         places: Int[Tensor, "batch place"],
         means: Means | None,
-    ) -> Float[Tensor, "batch z d_head"]:
-        """Return z of all pairs at all places for some prompts, pair by pair."""
+    ) -> Float[Tensor, "batch output width"]:
+        """Return the outputs of all pairs at all places for some prompts, pair by pair: z of heads,
+        or what FFNs write.
+        """
         vectors = chain_vectors(acts, self.chains, means)
         tokens = self.inputs.at_tokens[prompts]
         pieces = []
-        for number, head in enumerate(self.heads):
+        for number, component in enumerate(self.readers):
             indices = [edge.writer_of_reader for edge in self.edges if edge.reader == number]
-            if indices:
-                reader = Reader(acts, head, means, places[prompts], vectors)
-                z = reader.z_without_each(self.inputs.part, tokens)[:, 0]
-                pieces.append(z[:, indices].flatten(1, 2))
+            if not indices:
+                continue
+            if isinstance(component, FFN):
+                ffn = FFNReader(acts, component, means, places[prompts], vectors)
+                outputs = ffn.output_without_each()
+            else:
+                head = Reader(acts, component, means, places[prompts], vectors)
+                outputs = head.z_without_each(cast(Part, self.inputs.part), tokens)[:, 0]
+            pieces.append(outputs[:, indices].flatten(1, 2))
         return torch.cat(pieces, dim=1)
 
 
 def _estimated(
     model: Any,
     batch: PromptBatch,
-    readers: Sequence[Head],
+    readers: Sequence[Component],
     writers: Sequence[str | Chain],
-    part: Part,
+    part: EdgePart,
     role: EdgeRole | TokenPositions,
     reader_at: EdgeRole | TokenPositions,
     means: Means | None,
@@ -452,13 +492,13 @@ def _estimated(
     estimates = estimate_effects(model, batch, readers, means, cast(EdgeRole, reader_at))
     log_odds = torch.zeros(len(batch), len(readers), len(writers))
     for reader_number, reader in enumerate(readers):
-        earlier = writer_names(view, reader.layer)[:-1]
-        by_writer = estimates[reader][:, PARTS.index(part), role_index].cpu()
+        earlier = names_before(view, reader)
+        by_writer = estimates[reader][:, EDGE_PARTS.index(part), role_index].cpu()
         for number, writer in enumerate(writers):
             if writer in earlier:
                 log_odds[:, reader_number, number] = by_writer[:, earlier.index(writer)]
     return HeadToHeadEffects(
-        readers=tuple(readers),
+        readers=tuple(map(str, readers)),
         writers=tuple(map(writer_text, writers)),
         part=part,
         log_prob=torch.full_like(log_odds, torch.nan),
@@ -470,46 +510,98 @@ def _estimated(
 def estimate_effects(
     model: Any,
     batch: PromptBatch,
-    readers: Sequence[Head],
+    readers: Sequence[Component],
     means: Means | None,
     reader_at: EdgeRole = "last",
-) -> dict[Head, Float[Tensor, "batch part edge_role _"]]:
+) -> dict[Component, Float[Tensor, "batch part edge_role _"]]:
     """Estimate the effects of single edges on the answer's log-odds, by reader.
 
-    The last axis has the reader's writers; roles are `EDGE_ROLES`. The reader's z without the
-    writer is exact; its effect on the log-odds is linearized.
+    The last axis has the reader's writers; parts are `EDGE_PARTS`, roles `EDGE_ROLES`. The reader's
+    output without the writer is exact; its effect on the log-odds is linearized.
     """
     view = ModelView.of(model)
     masks = role_masks(batch)
     places = positions_in(role_masks(batch, [reader_at])[:, 0])
-    pieces: dict[Head, list[Tensor]] = {head: [] for head in readers}
+    heads = [reader for reader in readers if isinstance(reader, Head)]
+    ffns = [reader for reader in readers if isinstance(reader, FFN)]
+    pieces: dict[Component, list[Tensor]] = {reader: [] for reader in readers}
     with steps("estimating effects", len(batch)) as advance:
         for acts, prompts in capture_pieces(model, batch, "all"):
-            gradients = log_odds_gradients(view, acts.batch)
-            for head in readers:
+            gradients = log_odds_gradients(view, acts.batch) if heads else ()
+            for head in heads:
                 reader = Reader(acts, head, means, places[prompts])
                 gradient = gradients[head.layer][:, :, head.head]
-                pieces[head].append(_estimates_of_reader(reader, gradient, masks[prompts]))
+                pieces[head].append(_estimates_of_head(reader, gradient, masks[prompts]))
+            ffn_gradients = _ffn_gradients(view, acts.batch, ffns)
+            for ffn in ffns:
+                ffn_reader = FFNReader(acts, ffn, means, places[prompts])
+                estimates = _estimates_of_ffn(ffn_reader, ffn_gradients[ffn], reader_at)
+                pieces[ffn].append(estimates)
             advance(len(prompts))
-    return {head: torch.cat(estimates) for head, estimates in pieces.items()}
+    return {reader: torch.cat(estimates) for reader, estimates in pieces.items()}
 
 
-def _estimates_of_reader(
+def _estimates_of_head(
     reader: Reader,
     gradient: Float[Tensor, "batch pos d_head"],
     masks: Bool[Tensor, "batch role pos"],
 ) -> Float[Tensor, "batch part role writer"]:
-    """Return what the log-odds lose without each writer, if they were linear in the reader's z."""
-    rows = torch.arange(len(gradient), device=reader.places.device)[:, None]
-    at_places = gradient.to(reader.z)[rows, reader.places.clamp(min=0)]
-    at_places = at_places.masked_fill(reader.places[..., None] < 0, 0)
-    by_part = []
+    """Return what the log-odds lose without each writer, if they were linear in the reader's z; 0
+    for parts that a head does not have.
+    """
+    at_places = _at_places(gradient.to(reader.z), reader.places)
+    shape = len(gradient), len(EDGE_PARTS), masks.shape[1], reader.n_writers
+    estimates = reader.z.new_zeros(shape)
     for part in PARTS:
         z_without = reader.z_without_each(part, masks.to(reader.z.device))
         change = reader.z[:, None, None] - z_without
         equation = "batch place d, batch role writer place d -> batch role writer"
-        by_part.append(einsum(at_places, change, equation))
-    return torch.stack(by_part, dim=1)
+        estimates[:, EDGE_PARTS.index(part)] = einsum(at_places, change, equation)
+    return estimates
+
+
+def _estimates_of_ffn(
+    reader: FFNReader, gradient: Float[Tensor, "batch pos d_model"], reader_at: EdgeRole
+) -> Float[Tensor, "batch part role writer"]:
+    """Return what the log-odds lose without each writer, if they were linear in the FFN's output; 0
+    for parts and roles that it does not read.
+    """
+    output = reader.output
+    at_places = _at_places(gradient.to(output), reader.places)
+    shape = len(gradient), len(EDGE_PARTS), len(EDGE_ROLES), reader.n_writers
+    estimates = output.new_zeros(shape)
+    change = output[:, None] - reader.output_without_each()
+    equation = "batch place d, batch writer place d -> batch writer"
+    lost = einsum(at_places, change, equation)
+    estimates[:, EDGE_PARTS.index("mlp_in"), EDGE_ROLES.index(reader_at)] = lost
+    return estimates
+
+
+def _at_places(
+    gradient: Float[Tensor, "batch pos d"], places: Int[Tensor, "batch place"]
+) -> Float[Tensor, "batch place d"]:
+    """Return a gradient at places, 0 where a place is -1."""
+    rows = torch.arange(len(gradient), device=places.device)[:, None]
+    return gradient[rows, places.clamp(min=0)].masked_fill(places[..., None] < 0, 0)
+
+
+def _ffn_gradients(
+    view: ModelView, batch: PromptBatch, ffns: Sequence[FFN]
+) -> Mapping[FFN, Float[Tensor, "batch pos d_model"]]:
+    """Return the gradient of the answer's log-odds with respect to what each FFN writes."""
+    if not ffns:
+        return {}
+    tokens = AnswerTokens(batch.answer_tokens, batch.other_label_tokens)
+    gradients: dict[FFN, Tensor] = {}
+
+    def log_odds(log_probs: Tensor) -> Float[Tensor, " batch"]:
+        return tokens.log_odds(log_probs, torch.arange(len(batch)))[:, 0]
+
+    def keep(site: Stage, layer: int, gradient: Tensor) -> None:
+        gradients[FFN(layer)] = gradient.to(view.unembed_device)
+
+    site_gradients(view, batch, log_odds, [(Stage.mlp_out, ffn.layer) for ffn in ffns], keep)
+    return gradients
 
 
 def log_odds_gradients(

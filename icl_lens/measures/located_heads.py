@@ -12,7 +12,12 @@ import pandas as pd
 
 from icl_lens.edits.edit import Positions
 from icl_lens.head_scores import Score
-from icl_lens.measures.controlled_ablation_result import ControlledAblation, Measure
+from icl_lens.measures.controlled_ablation_result import (
+    ControlledAblation,
+    Measure,
+    auroc_text,
+    share_text,
+)
 from icl_lens.measures.effects import Algorithm, Outcome
 from icl_lens.measures.mean_scores import MeanScore
 from icl_lens.models.active_edits import edits_note
@@ -181,12 +186,47 @@ class LocatedHeads(Result):
 
     @property
     def finding(self) -> str:
-        """What held-out prompts lose without the first `k` heads; without such prompts,
-        `table_finding`.
+        """What held-out prompts lose without the first `k` heads, after a sentence on a model that is
+        not shown to do the task; without such prompts, `table_finding`.
         """
         if self.removal is None:
             return self.table_finding
-        return f"{self.removal.finding} {self._held_out_sentence(self.removal)}"
+        sentences = [
+            self.task_sentence,
+            self.removal.finding,
+            self._held_out_sentence(self.removal),
+        ]
+        if self.removal.finding and not self.heads_that_matter:
+            sentences.append("The table ranks heads; none of them is shown to carry the answer.")
+        return " ".join(filter(None, sentences))
+
+    @property
+    def task_sentence(self) -> str:
+        """That the model is not shown to do the task on the held-out prompts, which then have little
+        that heads could carry; empty if it is.
+        """
+        removal = self.removal
+        if removal is None or not removal.lacks_task:
+            return ""
+        measure: Measure = "accuracy" if len(removal.labels) > 1 else "over_vocabulary"
+        correct = share_text(removal.interval("no ablation", measure))
+        chance = ""
+        if len(removal.labels) > 1:
+            auroc = auroc_text(removal.interval("no ablation", "auroc"))
+            chance = f" (chance {removal.chance_in_words}; AUROC {auroc}, chance 0.5)"
+        return (
+            f"The model is not shown to do this task: of {plural_prompts(len(removal.queries))} it "
+            f"answers {correct} correctly{chance}."
+        )
+
+    @property
+    def heads_that_matter(self) -> list[Head]:
+        """The heads that were removed, if held-out prompts lose more without them than without random
+        heads; otherwise, or without such prompts, none.
+        """
+        if self.removal is None or not self.removal.shows_that_heads_matter:
+            return []
+        return list(self.removal.heads)
 
     @property
     def table_finding(self) -> str:
@@ -250,10 +290,16 @@ class LocatedHeads(Result):
                 names.append(name)
         return names
 
+    def _table_scores(self) -> list[str]:
+        """Return the names of the other scores that tables show: `to_frame` has the loss of log p
+        beside that of the log-odds, too.
+        """
+        return [name for name in self.other_scores if name != "log_prob"]
+
     def _column_definitions(self) -> str:
         """Return a sentence on the columns beside the score; empty without such columns."""
         definitions = []
-        for name in self.other_scores:
+        for name in self._table_scores():
             column = COLUMNS[name]
             definition = column.definition.format(lost=OUTCOME_NAMES[self.outcome])
             definitions.append(f"{column.title} ({definition})")
@@ -286,6 +332,7 @@ class LocatedHeads(Result):
         return {
             "finding": self.finding,
             "heads": [str(head) for head in self.heads],
+            "heads_that_matter": [str(head) for head in self.heads_that_matter],
             "by": self.by,
             "removal": None if self.removal is None else self.removal.to_dict(),
             "n_prompts": self.n_prompts,
@@ -305,7 +352,7 @@ class LocatedHeads(Result):
         columns[COLUMNS[self.by].title] = list(map(signed, table["score"]))
         columns["95% interval"] = interval_texts(table)
         columns["selected"] = list(map(format_share, table["selected"]))
-        for name in self.other_scores:
+        for name in self._table_scores():
             column = COLUMNS[name]
             format_cell = signed if column.unit == "nats" else format_share
             columns[column.title] = list(map(format_cell, table[name]))

@@ -1,4 +1,4 @@
-"""Names of heads."""
+"""Names of heads and FFNs."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -52,15 +52,54 @@ class Head(LayerAndHead):
         else.
         """
         if not isinstance(text, str):
-            raise InputError(f"invalid head {short_repr(text)}; expected a name like 'L22H0'")
+            raise InputError(f"invalid head {short_repr(text)}; expected a name like 'L2H0'")
         layer, sep, head = text.strip().upper().removeprefix("L").partition("H")
         if not sep or not layer.isdigit() or not head.isdigit():
-            raise InputError(f"invalid head {short_repr(text)}; expected a name like 'L22H0'")
+            raise InputError(f"invalid head {short_repr(text)}; expected a name like 'L2H0'")
         return cls(int(layer), int(head))
+
+
+class FFN(NamedTuple):
+    """The FFN of a layer; shown as `F3`."""
+
+    layer: int
+
+    def __str__(self) -> str:
+        return f"F{self.layer}"
+
+    __repr__ = __str__
+
+    @classmethod
+    def parse(cls, text: object) -> "FFN":
+        """Parse `F3`; raise InputError for anything else."""
+        number = text.strip().upper().removeprefix("F") if isinstance(text, str) else ""
+        if not number.isdigit() or not is_ffn_name(text):
+            raise InputError(f"invalid FFN {short_repr(text)}; expected a name like 'F3'")
+        return cls(int(number))
+
+
+def is_ffn_name(text: object) -> bool:
+    """Return whether a text is meant as the name of an FFN, such as `F3`."""
+    return isinstance(text, str) and text.strip().upper().startswith("F")
 
 
 AnyHead = Head | tuple[int, int] | str
 """What users may pass for a head: `Head(22, 0)`, `(22, 0)` or `"L22H0"`."""
+
+
+Component = Head | FFN
+"""What reads the residual stream and writes to it."""
+AnyComponent = AnyHead | FFN
+"""What users may pass for a head or an FFN: a head, `"L22H0"` or `"F3"`."""
+
+
+def as_component(component: AnyComponent) -> Component:
+    """Return a `Head` or an `FFN`, whether or not a model has it; raise InputError for a name that
+    is neither.
+    """
+    if isinstance(component, FFN):
+        return component
+    return FFN.parse(component) if is_ffn_name(component) else as_head(component)
 
 
 def as_head(head: AnyHead) -> Head:
@@ -72,7 +111,7 @@ def head_tuple(heads: object) -> tuple[AnyHead, ...]:
     """Return heads as a tuple; raise InputError for a single head, and for anything that does not
     list heads.
     """
-    if not isinstance(heads, Iterable) or isinstance(heads, str | Head):
-        got = repr(heads) if isinstance(heads, str | Head | None) else type(heads).__name__
+    if not isinstance(heads, Iterable) or isinstance(heads, str | Head | FFN):
+        got = repr(heads) if isinstance(heads, str | Head | FFN | None) else type(heads).__name__
         raise InputError(f"heads must be an iterable of heads, got {got}; e.g. [(1, 6), 'L22H0']")
     return tuple(heads)

@@ -235,7 +235,8 @@ def _find(name: str, revision: str | None, options: dict[str, Any]) -> ModelSour
         )
     except InputError as error:
         if hint := did_you_mean(name, [*bundled_models(), *INSTALLED_MODELS]):
-            raise InputError(f"{error}{hint}") from error
+            not_here = f"{name!r} is no bundled or installed model{hint}"
+            raise InputError(f"{not_here}; {error}") from error
         raise
     check_config(source, trust_remote_code=code)
     if needs_tokenizer and not has_tokenizer([path.name for path in source.folder.iterdir()]):

@@ -1,6 +1,6 @@
 """Estimate what passes hold in memory, so that each has as many rows as its limit allows."""
 
-from icl_lens.models.memory import PASS_BYTES
+from icl_lens.models.memory import PASS_BYTES, release_freed_memory
 from icl_lens.models.view import ModelView
 
 
@@ -30,3 +30,11 @@ def key_bytes(view: ModelView, n_keys: int) -> int:
 def rows_at_once(view: ModelView, n_tokens: int, memory: int = PASS_BYTES) -> int:
     """Return how many rows of this length one pass can run; at least one."""
     return max(1, memory // pass_bytes(view, n_tokens))
+
+
+def make_room(view: ModelView, n_rows: int, n_tokens: int, n_keys: int | None = None) -> None:
+    """Return freed memory to the system before a pass that takes more than `PASS_BYTES`, such as
+    one over a long prompt. It would stay beside the pass's attention.
+    """
+    if n_rows * pass_bytes(view, n_tokens, n_keys) > PASS_BYTES:
+        release_freed_memory()

@@ -21,7 +21,16 @@ from torch import Tensor
 
 from icl_lens.errors import InputError, not_a_model_error, short_repr
 from icl_lens.models.gguf import ORIGIN, UNQUANTIZED
-from icl_lens.models.head import AnyHead, Head, head_tuple
+from icl_lens.models.head import (
+    FFN,
+    AnyComponent,
+    AnyHead,
+    Component,
+    Head,
+    as_component,
+    head_tuple,
+    is_ffn_name,
+)
 from icl_lens.models.identity import compare_deferred, comparison_postponed
 from icl_lens.models.independent_rows import independent_rows
 from icl_lens.models.inference import inference_kwargs
@@ -227,7 +236,7 @@ class ModelView:
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
             raise InputError(
-                f"invalid head {short_repr(head)}; pass Head(layer, head), (layer, head) or 'L22H0'"
+                f"invalid head {short_repr(head)}; pass Head(layer, head), (layer, head) or 'L2H0'"
             ) from None
         if not (0 <= layer < self.n_layers and 0 <= index < self.n_heads):
             raise InputError(
@@ -241,6 +250,23 @@ class ModelView:
         an unknown one.
         """
         return tuple(dict.fromkeys(map(self.check_head, head_tuple(heads))))
+
+    def check_component(self, component: AnyComponent) -> Component:
+        """Return a `Head` or an `FFN`. Raise InputError if the model has no such component."""
+        if not isinstance(component, FFN) and not is_ffn_name(component):
+            return self.check_head(component)
+        ffn = as_component(component)
+        if not 0 <= ffn.layer < self.n_layers:
+            raise InputError(
+                f"FFN must be in layers 0–{self.n_layers - 1} of {self.name}, got {ffn}"
+            )
+        return ffn
+
+    def check_components(self, components: Iterable[AnyComponent]) -> tuple[Component, ...]:
+        """Return distinct heads and FFNs in their first order. Raise InputError if there is a
+        single one or an unknown one.
+        """
+        return tuple(dict.fromkeys(map(self.check_component, head_tuple(components))))
 
     # Weights --------------------------------------------------------------------------------------
     #

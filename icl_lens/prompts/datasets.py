@@ -377,12 +377,17 @@ def two_cells(
     if missing:
         first, second = likely_columns(row, columns)
         # The first row of a file without a header looks like the others.
-        has_text_as_name = any(" " in name.strip() for name in row) or second in row.values()
-        no_header = "; if these are cells, add a header line" if has_text_as_name else ""
+        has_text_as_name = any(len(name.split()) > 2 for name in row) or second in row.values()
+        if has_text_as_name:
+            raise InputError(
+                f"the first line, {quoted_list(tuple(row))}, seems to be a row, not the names of "
+                f"columns; add a line such as text,label above it, or pass columns={(first, second)!r} "
+                f"(--columns '{first},{second}') if it has names{remedy}"
+            )
         raise InputError(
             f"row {number} has no column {quoted_list(missing)}, only "
             f"{quoted_list(tuple(row)) or 'none'}; pass columns={(first, second)!r} "
-            f"(--columns '{first},{second}'){remedy}{no_header}"
+            f"(--columns '{first},{second}'){remedy}"
         )
     return [plain_cell(row[column], number, column) for column in columns]
 

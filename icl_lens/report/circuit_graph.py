@@ -17,6 +17,7 @@ from icl_lens.attribution.writer_groups import layer_of
 from icl_lens.edits.edit import PARTS
 from icl_lens.errors import check_at_least
 from icl_lens.measures.circuit import Circuit
+from icl_lens.models.head import is_ffn_name
 from icl_lens.report.notebook_figure import PAGE, NotebookFigure
 from icl_lens.report.palette import BLUE, GRAY, ORANGE
 
@@ -47,7 +48,9 @@ READER_STEP = 1.4
 Node = tuple[str, str]
 """A component, and the role of the tokens to which it writes."""
 Port = tuple[str, str, str]
-"""A reader's query ("q"), keys ("k") or values ("v"): its node and the part."""
+"""A head's query ("q"), keys ("k") or values ("v"), or what an FFN reads ("mlp_in"): its node and
+the part.
+"""
 
 
 def circuit(circuit: Circuit, *, n: int = 30, width: float = PAGE) -> Figure:
@@ -55,10 +58,11 @@ def circuit(circuit: Circuit, *, n: int = 30, width: float = PAGE) -> Figure:
     right.
 
     Layers go upward, and writers are in the column of the role of the tokens to which they write.
-    Each reader is in the last column, that of the tokens at which it acts, above its query (q),
-    keys (k) and values (v). The width of an edge is the size of its effect. Removing a blue edge
-    lowers the answer's log-odds, removing an orange one raises them, and the effect of a dashed one
-    has a 95% interval that includes 0. Layers without a node are omitted. The figure is wider than
+    Each reader is in the last column, that of the tokens at which it acts: a head above its query
+    (q), keys (k) and values (v), an FFN above its input (in). The width of an edge is the size of
+    its effect. Removing a blue edge lowers the answer's log-odds, removing an orange one raises
+    them, and the effect of a dashed one has a 95% interval that includes 0. Layers without a node
+    are omitted. The figure is wider than
     `width` if names need it. Raise InputError if `n` is below 1.
     """
     check_at_least(1, n=n)
@@ -74,6 +78,9 @@ def circuit(circuit: Circuit, *, n: int = 30, width: float = PAGE) -> Figure:
     place, layers, columns, size = _place_nodes(graph, readers, circuit.reader_at)
     for reader in readers:
         x, y = place[reader]
+        if is_ffn_name(reader[0]):
+            place[*reader, "mlp_in"] = (x, y - 0.49)
+            continue
         for number, part in enumerate(
             PARTS
         ):  # each lower than the one on its left, because edges come from the left
@@ -273,7 +280,7 @@ def _draw_nodes(
         nx.draw_networkx_labels(
             graph,
             place,
-            {node: node[2] if len(node) == 3 else node[0].replace("_", " ") for node in nodes},
+            {node: _node_text(node) for node in nodes},
             ax=ax,
             font_size=fontsize,
             font_weight=weight,
@@ -281,6 +288,13 @@ def _draw_nodes(
             bbox=box | {"boxstyle": shape},
             clip_on=False,
         )
+
+
+def _node_text(node: Node | Port) -> str:
+    """Return what a node or a port shows."""
+    if len(node) == 2:
+        return node[0].replace("_", " ")
+    return "in" if node[2] == "mlp_in" else node[2]
 
 
 def _legend(largest: float) -> list[Line2D]:
@@ -292,7 +306,7 @@ def _legend(largest: float) -> list[Line2D]:
         line("removing it raises them", ORANGE),
         line("95% interval includes 0", linestyle="dashed", alpha=0.65),
         line(f"change of {largest:.2g} nats", width=MAX_LINE_WIDTH),
-        line("q, k, v: read in the query, keys, values", linestyle="none"),
+        line("q, k, v: read in the query, keys, values; in: by an FFN", linestyle="none"),
         line("F0: FFN of layer 0; L1H2: head 2 of layer 1", linestyle="none"),
     ]
 

@@ -72,7 +72,7 @@ def _answer(explanation: Explanation) -> RenderableType:
         cells = [Text(label, label_style(index)), percent(math.exp(log_prob)), decimal(log_prob, 2)]
         if has_long_labels:
             cells += _whole_label_cells(explanation, index)
-        cells.append(", ".join(_answer_notes(explanation, label)))
+        cells.append(", ".join(explanation.answer_notes(label)))
         table.add_row(*cells)
     token, probability = explanation.scores.next_tokens[0]
     remarks = [Text(remark) for remark in explanation.remarks]
@@ -90,19 +90,6 @@ def _whole_label_cells(explanation: Explanation, label: int) -> list[str | Text]
         Text(f"{scores.scored_tokens[label]!r}{among}"),
         decimal(scores.whole_log_probs[label], 2),
     ]
-
-
-def _answer_notes(explanation: Explanation, label: str) -> list[str]:
-    """Return what is to be said of a label, or scored token."""
-    notes = []
-    if label == explanation.predicted and not explanation.is_plain_text:
-        is_top = explanation.scores.predicts_label
-        notes.append("predicted" if is_top else "most probable label")
-    if label == explanation.target:
-        notes.append("explained")
-    if label in explanation.shown_only:
-        notes.append("no choice here")
-    return notes
 
 
 def _demonstrations(explanation: Explanation) -> list[RenderableType]:

@@ -220,6 +220,17 @@ def test_a_gradient_gives_freed_memory_back_at_each_layer(model, monkeypatch):
     assert len(n_released) >= N_LAYERS
 
 
+@pytest.mark.parametrize(("limit", "n_calls"), [(1, 1), (2**40, 0)])
+def test_freed_memory_is_given_back_before_a_pass_over_a_long_prompt(
+    model, monkeypatch, limit, n_calls
+):
+    n_released = []
+    monkeypatch.setattr(sizes, "PASS_BYTES", limit)
+    monkeypatch.setattr(sizes, "release_freed_memory", lambda: n_released.append(1))
+    il.score(model, prompts_of(model, 1))
+    assert len(n_released) == n_calls
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BOUNDED)
 def test_a_call_keeps_the_attention_of_one_layer_and_one_prompt(name, model, monkeypatch):

@@ -3,15 +3,19 @@ Their numbers: the sweep.
 """
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 from planted import build
+from shared import pair_prompts
+from tolerance import assert_close
 from typer.testing import CliRunner
 
 import icl_lens as il
 from icl_lens.analyses.trace_result import layers_in_words
 from icl_lens.cli import app
+from icl_lens.edits.reference import SamePairsWarning
 
 ROLES = ("texts", "labels", "query", "separators", "last")
 
@@ -289,6 +293,47 @@ def test_plain_texts_are_traced_position_by_position(ioi_like):
 
 
 @pytest.fixture(scope="module")
+def of_pairs(gpt2):
+    """Prompts of pairs, and of other pairs."""
+    same, unrelated = "love foo,like bar,one two", "love like,one nine,two three"
+    return [
+        il.tokenize(gpt2, pair_prompts(pairs), prepend_bos=False) for pairs in (same, unrelated)
+    ]
+
+
+def test_means_over_other_tasks_are_those_of_single_ablations(gpt2, of_pairs):
+    """Role by role and layer by layer, by one edit each in a block; without everything, all roles
+    of the first layer have means.
+    """
+    batch, unrelated = of_pairs
+    sites, options = ("resid_pre", "mlp_out"), {"mode": "mean", "reference": [batch, unrelated]}
+
+    def log_odds(*edits):
+        with il.edited(gpt2, *edits, batch=batch):
+            return il.metrics.label_log_odds(il.score(gpt2, batch), batch.answer)
+
+    traced = il.trace(gpt2, batch, reference=[batch, unrelated], sites=sites, layers=[0, 2])
+    assert (traced.donors, traced.control_lost) == ("means", None)
+    for site, role, layer in product(range(2), range(5), range(2)):
+        place = sites[site], traced.layers[layer]
+        lost = log_odds() - log_odds(il.AblateSite(*place, positions=traced.roles[role], **options))
+        assert_close(traced.lost[:, site, role, layer], lost, msg=f"{place} {traced.roles[role]}")
+    assert np.abs(traced.lost).max() > 1e-3
+    everywhere = [il.AblateSite("resid_pre", 0, positions=role, **options) for role in traced.roles]
+    assert_close(traced.donor_log_odds, log_odds(*everywhere))
+    assert "means over 6 prompts in 2 batches, at all roles of the first layer, give" in str(traced)
+
+
+def test_a_mean_over_the_same_pairs_is_warned_of_and_said_beside_the_trace(gpt2, of_pairs):
+    batch, _ = of_pairs
+    with pytest.warns(SamePairsWarning, match="reference must contain other tasks"):
+        traced = il.trace(gpt2, batch, reference=batch, layers=[1])
+    assert "of the same task, which keeps what heads do in all of them" in traced.to_markdown()
+    with pytest.raises(il.InputError, match="donors and controls must be omitted with reference"):
+        il.trace(gpt2, batch, "query", reference=batch)
+
+
+@pytest.fixture(scope="module")
 def ioi_like(load_tiny):
     """Four texts and donors that differ in their third token."""
     words = ("love", "like", "cat", "dog")
@@ -330,3 +375,18 @@ def test_the_command_prints_the_map_and_writes_a_page(tmp_path):
     refused = CliRunner().invoke(app, [*arguments, "--checked", "5"])
     assert "--checked has no effect with --method exact" in str(refused.exception)
     assert "<svg" in page.read_text() or "<img" in page.read_text()
+
+
+@pytest.mark.slow
+def test_the_command_takes_means_over_other_tasks():
+    arguments = ["trace", "-m", "icl-mini", "-t", "sentiment-number", "-n", "6", "--layers", "1,5"]
+    outcome = CliRunner().invoke(app, [*arguments, "--mean-over", "animal-country"])
+    assert outcome.exit_code == 0, outcome.output
+    shown = " ".join(outcome.output.split())
+    assert "means over 6 prompts, at all roles of the first layer, give" in shown
+    for options, words in (
+        (["--donors", "query"], "pass either --donors or --mean-over, not both"),
+        (["--method", "gradient"], "--mean-over needs --method exact"),
+    ):
+        refused = CliRunner().invoke(app, [*arguments, "--mean-over", "animal-country", *options])
+        assert words in str(refused.exception)

@@ -118,3 +118,34 @@ def test_agreements_are_rank_correlations_and_shared_heads(atlas):
     assert rows["induction", "effect"].shared == 2
     assert rows["induction", "copying"].shared == 0
     assert rows["copying", "effect"].expected == pytest.approx(2 * 2 / 6)
+
+
+def test_published_heads_are_the_authors_lists_with_their_license(atlas):
+    published = il.published_heads("GPT-J")
+    # The first ten of the authors' file.
+    names = "L15H5 L9H14 L12H10 L8H1 L11H0 L13H13 L8H0 L14H9 L9H2 L24H6"
+    assert list(map(str, published.top(10))) == names.split()
+    frame = published.to_frame()
+    assert frame["score"].is_monotonic_decreasing
+    assert len(frame) == 40
+    assert frame["layer"].max() < 28
+    assert frame["head"].max() < 16
+    assert "MIT License" in published.license
+    assert "Eric Todd" in published.license
+    assert "Permission is hereby granted" in published.license
+    assert "2310.15213" in published.source
+    with pytest.raises(il.InputError, match="model must be one of 'gpt-j'"):
+        il.published_heads("gpt-5")
+    with pytest.raises(il.InputError, match="must list heads of tiny"):
+        atlas.with_scores(published)
+
+
+def test_published_heads_join_an_atlas_of_their_model():
+    induction = HeadScore.of(DEFINITIONS["induction"], torch.rand(28, 16))
+    of_gpt_j = HeadAtlas("gpt-j", {"induction": induction}, {}, k=12)
+    joined = of_gpt_j.with_scores(il.published_heads("gpt-j"))
+    column = joined["published_indirect_effect"]
+    assert column.top(2) == [il.Head(15, 5), il.Head(9, 14)]
+    assert float(column.mean[15, 5]) == 0.0587
+    assert int(column.mean.isnan().sum()) == 28 * 16 - 40
+    assert "2310.15213" in column.source

@@ -17,7 +17,7 @@ from page_elements import Page
 
 import icl_lens as il
 from icl_lens.cli import main
-from icl_lens.cli.circuit import CircuitTask
+from icl_lens.cli.circuit import CircuitTask, EdgeOptions
 from icl_lens.prompts.roles import EDGE_ROLES
 from icl_lens.report import palette, plots, views
 from icl_lens.result.number_format import signed
@@ -185,6 +185,24 @@ def test_heads_act_where_reader_at_says(inputs, gpt2, words, tmp_path, monkeypat
         assert f"With all {circuit.n_edges} edges into {len(HEADS)} heads at label tokens" in report
 
 
+def test_ffns_read_edges_if_named(inputs, tmp_path, monkeypatch, capsys):
+    numbers = tmp_path / "circuit.json"
+    options = ["--ffns", "0,2", "--edges", 2, "--json", numbers]
+    code, output, _ = call(monkeypatch, capsys, *inputs, *options)
+    assert code == 0
+    shown = " ".join(output.split())
+    assert "L2H0, L1H3, F0, F2, named in --heads, and FFNs named in --ffns" in shown
+    assert "into 2 heads and 2 FFNs" in shown
+    assert il.results.Circuit.load(numbers).readers == (*HEADS, "F0", "F2")
+
+
+@pytest.mark.parametrize("named", ["x", "", "F0"])
+def test_ffns_are_all_or_layers(named):
+    with pytest.raises(il.InputError, match="--ffns must be all, or layers such as 0,5"):
+        EdgeOptions(ffns=named).ffn_names(3)
+    assert EdgeOptions(ffns="all").ffn_names(3) == ["F0", "F1", "F2"]
+
+
 @pytest.mark.slow
 def test_two_processes_write_the_same_bytes(inputs, unbroken, tmp_path):
     page = tmp_path / "page.html"
@@ -240,7 +258,7 @@ def made(rows):
     edges = pd.DataFrame(
         [
             {
-                "edge": str(il.Edge(il.Head.parse(reader), part, writer, role)),
+                "edge": str(il.Edge(reader, part, writer, role)),
                 "reader": reader,
                 "part": part,
                 "writer": writer,
@@ -283,7 +301,7 @@ def made(rows):
         "low": [1.0, 0, 1, math.nan],
         "high": [3.0, 1, 2, math.nan],
     }
-    readers = tuple(il.Head.parse(name) for name in dict.fromkeys(edges["reader"]))
+    readers = tuple(dict.fromkeys(edges["reader"]))
     return il.results.Circuit(
         readers, 100, 3, 8, 8, 4, edges, *map(pd.DataFrame, (curve, groups, layers, scores))
     )
@@ -334,6 +352,12 @@ def test_the_graph_has_readers_in_the_column_of_the_tokens_where_they_act():
     assert (
         places["F0"] < places["labels"] < places["L3H1"]
     )  # the writer at labels is in the same column
+
+
+def test_the_graph_has_one_port_for_an_ffn():
+    rows = [("F5", "mlp_in", "L4H1", "last", 0.5, 0.1), ("L6H0", "q", "F5", "last", 0.2, 0.1)]
+    names = [text.get_text() for text in plots.circuit(made(rows)).axes[0].texts]
+    assert [names.count(name) for name in ("F5", "in", "q", "k", "v")] == [1, 1, 1, 1, 1]
 
 
 def many():

@@ -224,10 +224,30 @@ def test_a_check_is_kept_for_the_other_commands(run, tiny, words, monkeypatch, t
     monkeypatch.setattr(
         "icl_lens.analyses.task_behavior.task_check", lambda *_, **__: pytest.fail("checked again")
     )
-    for command in (("explain", "-k", 1, "--ablate", 1), ("locate", "-n", 4, "-k", 1), ("check",)):
+    for command in (
+        ("explain", "-k", 1, "--ablate", 1),
+        ("locate", "-n", 4, "-k", 1, "--anyway"),
+        ("check",),
+    ):
         code, out, err = run(*command, *task)
         assert code == 0, err
         assert " ".join(sentence.split()) in " ".join(out.split())
+
+
+def test_where_the_model_does_not_do_the_task_locate_asks_for_anyway(run, tiny, words):
+    """It stops after the check, before it runs any other prompt."""
+    task = ("-t", "sentiment-number", "--path", words, "-m", tiny, "-n", 20, "-k", 1)
+    code, out, err = run("locate", *task)
+    assert code == 2
+    assert "The model is not shown to learn from the demonstrations" in " ".join(out.split())
+    assert "the model is not shown to do this task" in err.splitlines()[-1]
+    assert "pass --anyway" in err.splitlines()[-1]
+    assert "without these heads" not in out
+    code, out, err = run("locate", *task, "--anyway")
+    assert code == 0, err
+    out = " ".join(out.split())
+    assert out.index("The model is not shown to learn") < out.index("The model is not shown to do")
+    assert "none of them is shown to carry the answer" in out
 
 
 @pytest.mark.slow

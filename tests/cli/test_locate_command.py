@@ -53,6 +53,7 @@ def inputs(tiny, words):
     task = ["--task", "sentiment-number", "--path", str(words), "-n", str(N), "--by", "increase"]
     return [
         *task,
+        "--anyway",
         "--model",
         str(tiny),
         "--device",

@@ -39,6 +39,7 @@ def test_more_queries_help_an_interval_with_zero_inside_or_without_ends(ends, is
     ("texts_per_class", "n", "ending"),
     [
         (30, 8, ": -n 32 has 30, and rows with other texts in {path} give more."),
+        (10, 8, ". A larger -n has hardly more; rows with other texts in {path} give more."),
         (8, 20, ". A larger -n has no more; rows with other texts in {path} give more."),
     ],
 )

@@ -67,12 +67,14 @@ def test_a_table_of_claims_says_where_each_holds(tmp_path):
         "lu2022,,,small,b,5,0,1,2,%\n"
         "yin2025,Heads carry,not shown,small,a,1.2,0.3,-1,2,nats\n"
         "yin2025,Heads carry,not measured,large,a,,,,,\n"
+        "min2022,Labels help,holds,large,accuracy lost,20,5,1,9,%\n"
     )
     lines = csv_tables.table(tmp_path / "data.csv", {"lines": "script, claim", "across": "model"})
     assert lines == [
         ["script", "claim", "small", "large"],
         ["lu2022", "Order decides", "holds: 12.3% (0.0)", "not measured"],
         ["yin2025", "Heads carry", "not shown: 1.20 nats (0.30)", "not measured"],
+        ["min2022", "Labels help", "not measured", "holds: 20.0 points (5.0)"],
     ]
 
 

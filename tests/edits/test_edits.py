@@ -379,6 +379,19 @@ class CopyFirst(il.Edit):
 
 
 @dataclass(frozen=True)
+class CopyFirstLate(il.Edit):
+    """Says that it needs nothing before the last position, but reads the first."""
+
+    heads: list
+
+    def first_changes(self, batch):
+        return batch.last
+
+    def write_z(self, z, at, layer):
+        z[at.row, at.last, at.head] = z[at.row, 0, at.head]
+
+
+@dataclass(frozen=True)
 class HideQuery(il.Edit):
     heads: list
     positions: str = "last"
@@ -410,6 +423,11 @@ def test_own_edits_cannot_go_wrong_silently(load_tiny, no_type_checks):
     assert (hidden[:, 1] - hidden[:, 0]).abs().max() > 1e-3
     for sets, read, message in (
         ([[CopyFirst(HEADS)]], None, "CopyFirst must change and read only the last position"),
+        (
+            [[CopyFirstLate(HEADS)]],
+            None,
+            "CopyFirstLate must change and read no position before the first of first_changes",
+        ),
         ([[Empty(HEADS)]], None, "Empty must define write_z"),
         ([[OneStage(HEADS)]], None, "must be a tuple of names"),
         (

@@ -1,11 +1,16 @@
 """The benchmarks' scripts on a small shape: tables have all rows, and searches agree."""
 
+import inspect
+import json
 import sys
 
 import pandas as pd
 import pytest
+import torch
+from browsers import CHROMIUM
 
-from experiments.benchmark import live, search
+import icl_lens as il
+from experiments.benchmark import function_costs, live, search, waits
 from experiments.benchmark.model_shapes import random_prompts
 from experiments.benchmark.timing import time_in_turns
 
@@ -53,6 +58,56 @@ def test_each_number_of_the_live_view_arrives(icl_mini):
     rows = live.measure(icl_mini, "icl-mini", repeats=1)
     assert [row["number"] for row in rows] == ["forward pass", *live.NUMBERS.values()]
     assert all(row["seconds"] > 0 for row in rows)
+
+
+def test_operations_are_those_of_matrix_products():
+    product = function_costs.operations(lambda: torch.ones(2, 3) @ torch.ones(3, 4))
+    assert product == 2 * 2 * 3 * 4
+
+
+def test_the_table_of_costs_says_what_was_stopped(tmp_path):
+    lines = []
+    for name, forwards, is_stopped in (("whole", 1.0, False), ("stopped", 3.0, True)):
+        cost = {"name": name, "length": 100, "forwards": forwards, "peak": 0.25}
+        lines.append(json.dumps(cost | {"is_stopped": is_stopped, "error": ""}))
+    (tmp_path / "costs.jsonl").write_text("\n".join(lines))
+    table = function_costs.table(tmp_path / "costs.jsonl")
+    assert table.loc["whole"].tolist() == ["1.0", "0.25"]
+    assert table.loc["stopped"].tolist() == ["≥ 3.0", "≥ 0.25"]
+
+
+def test_every_function_that_runs_a_model_has_a_cost():
+    measured = {name.partition(",")[0] for name in function_costs.CALLS}
+    others = {"live", "random_head_sets", "head_overlap", "map_prompts"}
+    for name in dir(il):
+        function = getattr(il, name)
+        if inspect.isfunction(function):
+            parameters = list(inspect.signature(function).parameters)
+            if parameters[:1] == ["model"] and name not in others:
+                assert name in measured
+
+
+def test_actions_on_the_served_page_are_timed():
+    if CHROMIUM is None:
+        pytest.skip("Chromium is missing: no page is drawn")
+    for name in ("marimo", "playwright"):
+        pytest.importorskip(name)
+    with live.served_page("icl-mini") as page:
+        rows = live.measure_page(page, "icl-mini", repeats=1)
+        assert page.get_by_label("Query").input_value() == "good one one"
+        assert page.get_by_label("Label 1", exact=True).input_value() == "foo"  # exchanged
+    assert len(rows) == 6
+    assert all(row["seconds"] > 0 for row in rows)
+
+
+def test_no_thread_gets_the_model_twice_while_another_waits(icl_mini):
+    """Four functions and a live view run at the same time, and all get on."""
+    turns, finished, seconds = waits.measure(icl_mini, n_edits=2)
+    table = waits.table(turns, finished, seconds).set_index("thread")
+    assert {*table.index} == {"explain", "head_effects", "locate", "trace", waits.VIEW}
+    assert (table["calls"] > 0).all()
+    assert table["turns of one other thread meanwhile"].max() == 1
+    assert table["longest wait (s)"].max() < 5 * turns.longest_turn
 
 
 @pytest.mark.parametrize("n_tokens", [14, 200])

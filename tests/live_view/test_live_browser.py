@@ -423,6 +423,21 @@ def change_query_and_heads(page, model):
     assert numbers_on_page[1] == pytest.approx(float(after[1] - after[0]), abs=0.0051)
 
 
+def exchange_values(page):
+    """Exchange the values of the chosen heads, then all labels; assert that the numbers shown are
+    those of the Python that the page gives.
+    """
+    for button in ("values exchanged", "Exchange labels"):
+        page.get_by_role("button", name=button).click()
+        page.wait_for_selector(".icl-live[aria-busy=false]", timeout=PATIENCE)
+        page.get_by_role("button", name="Copy as Python").click()
+        namespace = {}
+        exec(page.locator("details.code pre").inner_text(), namespace)
+        log_odds = namespace["log_odds"][:2].tolist()
+        shown_numbers = numbers(page.locator(".result").inner_text())
+        assert shown_numbers[:2] == pytest.approx(log_odds, abs=0.0051), button
+
+
 @pytest.mark.parametrize(
     ("app", "place"),
     [
@@ -511,6 +526,7 @@ def test_the_command_serves_a_view_per_tab_and_ends_with_ctrl_c(browser, model, 
         for page in (first, second):
             page.goto(address)
         change_query_and_heads(first, model)
+        exchange_values(first)
         second.wait_for_selector(".icl-live[aria-busy=false]")
         second.get_by_label("Query").fill(HOSTILE[0])
         second.wait_for_selector(".icl-live[aria-busy=false]")

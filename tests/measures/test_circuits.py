@@ -18,6 +18,7 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.attribution.writer_groups import layer_of
 from icl_lens.measures.edge_space import CURVE_INPUTS, THIRDS, EdgeSpace
+from icl_lens.models.head import FFN
 from icl_lens.models.view import ModelView
 
 TASK = "sentiment-number"
@@ -223,6 +224,33 @@ def test_tables_follow_from_sets_of_edges(small):
         assert_close(
             edges.loc[number, ["low", "high"]].tolist(), [interval.low, interval.high], scale=8.0
         )
+
+
+def test_circuits_contain_edges_into_ffns_whose_groups_have_no_control(small):
+    """The first edges' exact effects are those of single sets, with the same means."""
+    model, ranking, testing, *_ = small
+    readers = ["L2H1", "F1", "F2"]
+    circuit = il.locate_circuit(model, ranking, testing, readers, n_edges=5, n_random=3)
+    space = EdgeSpace.of(ModelView.of(model), [il.Head("L2H1"), FFN(1), FFN(2)])
+    assert circuit.n_edges == len(space) == 11 * 11 + (1 + 5 + 4) + (1 + 10 + 4)
+    assert circuit.readers == tuple(readers)
+    assert circuit.readers_in_words == "1 head and 2 FFNs"
+    edge_of_name = {str(edge): edge for edge in map(space.edge, range(len(space)))}
+    first = circuit.to_frame().query("part == 'mlp_in'").iloc[:2]
+    assert len(first) == 2
+    reference, batch = il.tokenize(model, ranking), il.tokenize(model, testing)
+    sets = [[], *([edge_of_name[name]] for name in first["edge"])]
+    m = log_odds(model, batch, sets, reference).double().mean(0)
+    assert_close(first["effect"].to_numpy(), m[0] - m[1:], scale=8.0)
+    groups = circuit.to_frame("groups").set_index("group")
+    is_of_ffns = groups.index.str.endswith("FFNs")
+    assert is_of_ffns.sum() == 3
+    assert groups["control"].isna().tolist() == is_of_ffns.tolist()
+    large = circuit.groups.assign(effect=2.0, low=1.0, high=3.0)
+    scores = circuit.scores.assign(low=0.5, high=1.5)
+    *_, sentence = replace(circuit, groups=large, scores=scores).sentences()
+    assert "FFNs" not in sentence
+    assert set(circuit.to_frame("layers")["input"]) == {*CURVE_INPUTS, "FFNs"}
 
 
 def test_areas_are_trapezoids_from_no_edge_to_all(small):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import t as student
+from shared import pair_prompts
 from tolerance import assert_close
 
 import icl_lens as il
@@ -302,21 +303,6 @@ def test_a_mean_over_several_batches_weighs_prompts_the_same(gpt2, gpt2_batch):
         assert_close(mean_of_two[layer], (2 * means[0][layer] + means[1][layer]) / 3)
 
 
-def pair_prompts(pairs: str) -> list[il.Prompt]:
-    """Return three prompts of two of three pairs, whose query is the third."""
-    demonstrations = [il.Demonstration(*pair.split()) for pair in pairs.split(",")]
-    labels = [pair.label for pair in demonstrations]
-    return [
-        il.Prompt(
-            [*demonstrations[:place], *demonstrations[place + 1 :]],
-            pair.text,
-            pair.label,
-            labels=labels,
-        )
-        for place, pair in enumerate(demonstrations)
-    ]
-
-
 def test_a_mean_over_the_same_pairs_is_warned_of_and_said(gpt2):
     """It keeps what heads do for the task; a mean over this and another task does not."""
     same = il.tokenize(gpt2, pair_prompts("love foo,like bar,one two"), prepend_bos=False)
@@ -339,3 +325,41 @@ def test_a_mean_over_the_same_pairs_is_warned_of_and_said(gpt2):
         il.indirect_effects(gpt2, same, same)  # its mean is to keep the task
     assert "The mean is over 6 prompts in 2 batches." in repr(mean_ablation)
     assert mean_ablation.reference_sentence in mean_ablation.to_markdown()
+
+
+def ablation_of(log_odds, top_token=True, labels=("foo", "bar"), n_queries=None):
+    """An ablation that changes nothing, of prompts whose answers, in turn, have these log-odds."""
+    n = len(log_odds)
+    answer = torch.arange(n) % 2 if len(labels) == 2 else torch.zeros(n, dtype=torch.long)
+    signed_odds = torch.where(answer == 0, log_odds, -log_odds)
+    log_probs = torch.stack([signed_odds / 2, -signed_odds / 2], 1).log_softmax(-1).float()
+    is_top = torch.full((n,), top_token)
+    choices = torch.ones(n, len(labels), dtype=torch.bool)
+    scores = AnswerScores(log_probs[:, : len(labels)], is_top, answer, choices)
+    head_sets = ((il.Head(0, 0),),)
+    conditions = {
+        "no ablation": Condition(((),), (scores,)),
+        "heads": Condition(head_sets, (scores,)),
+        "same layers": Condition(head_sets * 5, (scores,) * 5),
+        "all layers": Condition((), ()),
+    }
+    queries = tuple(str(i % (n_queries or n)) for i in range(n))
+    return ControlledAblation((il.Head(0, 0),), conditions, queries, labels, "last")
+
+
+@pytest.mark.parametrize(
+    ("ablation", "lacks_task"),
+    [
+        (ablation_of(torch.full((40,), 1.0)), False),  # all are right
+        (ablation_of(torch.tensor([1.0, 1.0, -1.0, -1.0]).repeat(10)), True),  # a guess
+        (ablation_of(torch.full((40,), -1.0)), True),  # all are wrong
+        # Always the first label, which has larger odds where it is the answer.
+        (ablation_of(torch.tensor([3.0, -2.0]).repeat(20)), False),
+        (ablation_of(torch.tensor([3.0, -3.0]).repeat(20)), True),  # always the first label
+        (ablation_of(torch.full((40,), -1.0), n_queries=3), False),  # no interval, no verdict
+        (ablation_of(torch.ones(8), labels=("foo",)), False),  # pairs
+        (ablation_of(torch.ones(8), top_token=False, labels=("foo",)), True),
+    ],
+)
+def test_a_model_without_the_task_has_neither_accuracy_nor_auroc_above_chance(ablation, lacks_task):
+    assert ablation.lacks_task == lacks_task

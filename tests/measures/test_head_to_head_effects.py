@@ -189,6 +189,81 @@ def test_sets_of_edges_at_several_tokens_are_one_pass_from_the_first_reader_on(g
     ).abs().max() > 1e-3
 
 
+def test_sets_of_edges_into_heads_and_ffns_of_other_layers_are_blocks(grouped):
+    """At labels, by restarts, and at the last token, by rows of one token."""
+    model, batch, _ = grouped
+    for at in ("label", "last"):
+        into_head = il.Edge("L1H2", "v", "embed", "text", at)
+        into_ffns = [
+            il.Edge("F0", "mlp_in", "L0H1", reader_at=at),
+            il.Edge("F2", "mlp_in", "L2H0", reader_at=at),
+        ]
+        sets = [[], [into_head], into_ffns, [into_head, *into_ffns]]
+        scored = il.score(model, batch, [[il.WithoutEdges(edges)] for edges in sets])
+        for number, edges in enumerate(sets):
+            with il.edited(model, il.WithoutEdges(edges), batch=batch):
+                assert_close(scored[:, number], il.score(model, batch), scale=8.0, msg=at)
+        moved = (scored[:, 1:] - scored[:, :1]).abs().amax((0, 2))
+        assert bool((moved > 1e-4).all())
+        assert not torch.allclose(scored[:, 2], scored[:, 3], atol=1e-4)
+
+
+def test_estimates_of_edges_into_ffns_are_slopes_along_the_change_of_their_output(grouped):
+    model, batch, _ = grouped
+    for reader_at in ("last", "label"):
+        options = {"part": "mlp_in", "writers": ["embed", "L1H3", "F0"], "reader_at": reader_at}
+        estimates = il.head_to_head_effects(model, batch, ["F1"], method="gradient", **options)
+        changes = without_each(model, batch, options["writers"], reader_at)
+        for number, change in enumerate(changes):
+            odds = []
+            for step in (-0.05, 0.05):
+
+                def moved(x, hook, step=step, change=change):
+                    return x + step * change
+
+                log_probs_moved = log_probs(model, batch, [("blocks.1.hook_mlp_out", moved)])
+                answer = log_probs_moved.gather(1, batch.answer_tokens[:, None])
+                odds.append((answer - log_probs_moved.gather(1, batch.other_label_tokens))[:, 0])
+            slope = (odds[0] - odds[1]) / 0.1
+            ours = estimates.log_odds[:, 0, number]
+            torch.testing.assert_close(ours, slope, rtol=0.05, atol=2e-4)
+        assert estimates.log_odds.abs().max() > 1e-3
+
+
+def without_each(model, batch, writers, reader_at):
+    """Return how F1's output changes at a role without each writer, by a pass without it."""
+    acts = il.capture(model, batch, writers="all")
+    is_at_role = at_role(batch.role_indices, reader_at)[..., None] > 0
+    clean, changes = {}, []
+    log_probs(model, batch, [("blocks.1.hook_mlp_out", recording(clean, "out"))])
+    for writer in writers:
+        u, seen = written(acts, writer, 2), {}
+        hooks = [
+            ("blocks.1.hook_attn_out", lambda x, hook, u=u: x - u),
+            ("blocks.1.hook_mlp_out", recording(seen, "out")),
+        ]
+        log_probs(model, batch, hooks)
+        changes.append(torch.where(is_at_role, seen["out"] - clean["out"], 0.0))
+    return changes
+
+
+def test_parts_and_names_of_readers_are_checked(grouped):
+    model, batch, _ = grouped
+    for reader, part, message in (
+        ("F1", "q", "part must be 'mlp_in' for an FFN, got 'q' for F1"),
+        ("L1H1", "mlp_in", "part must be 'q', 'k' or 'v' for a head, got 'mlp_in' for L1H1"),
+        ("F9", "mlp_in", "FFN must be in layers 0–2"),
+        ("Fx", "mlp_in", "invalid FFN 'Fx'; expected a name like 'F3'"),
+    ):
+        with pytest.raises(il.InputError, match=message):
+            il.head_to_head_effects(model, batch, [reader], part=part, writers=["embed"])
+    own_layer = il.head_to_head_effects(model, batch, ["F1"], part="mlp_in")
+    assert own_layer.writers[-1] == "L1H3"
+    assert own_layer.readers == ("F1",)
+    with pytest.raises(il.InputError, match="writer must be a head, FFN, embedding or edge that"):
+        il.score(model, batch, [[il.WithoutEdges([il.Edge("F1", "mlp_in", "F1")])]])
+
+
 EDGES = [
     il.Edge("L1H2", "v", "L0H1", "label"),
     il.Edge((2, 1), "q", "L1H2"),
@@ -259,7 +334,7 @@ def test_estimates_are_slopes_of_the_log_odds_along_the_change_of_z(grouped, edg
     head, reader_at = edges[0].reader, edges[0].reader_at
     estimates = estimate_effects(model, batch, [head], None, reader_at)[head]
     roles, own_role = batch.role_indices, EDGE_ROLES.index(reader_at)
-    assert estimates.shape == (3, 3, len(EDGE_ROLES), len(acts_names(layer)))
+    assert estimates.shape == (3, 4, len(EDGE_ROLES), len(acts_names(layer)))
     assert (
         estimates[:, 0, [role for role in range(len(EDGE_ROLES)) if role != own_role]] == 0
     ).all()
@@ -371,11 +446,11 @@ def test_edges_that_a_model_lacks_are_refused(grouped):
         ),
         (
             il.Edge("L1H1", "k", il.Edge("L1H2", "v", "embed", "text", "label"), "label"),
-            "in a layer before L1H1",
+            "writes before L1H1",
         ),
         (
             il.Edge("L2H1", "k", il.Edge("L1H2", "v", "L1H0", "text", "label"), "label"),
-            "in a layer before L1H2",
+            "writes before L1H2",
         ),
     ):
         with pytest.raises(il.InputError, match=message):
@@ -407,7 +482,7 @@ def test_edges_that_a_model_lacks_are_refused(grouped):
         il.Edge("L0H0", "v", "embed", "text", "query"),
     )
     for writer, message in (
-        ((at_label, at_query), "into one head at the same tokens"),
+        ((at_label, at_query), "into one head or FFN at the same tokens"),
         ((), "name such as 'L2H0', an edge"),
     ):
         with pytest.raises(il.InputError, match=message):

@@ -165,6 +165,7 @@ def test_what_held_out_prompts_lose_is_the_finding(icl_mini, tmp_path):
     located = il.locate(icl_mini, locating, k=4, held_out=testing, n_random=5)
     expected = il.ablate_with_controls(icl_mini, testing, located.heads, n_random=5)
     assert located.finding.startswith(expected.finding)
+    assert located.heads_that_matter == located.heads
     assert not located.removal.conditions["all layers"].sets  # shown nowhere, so not run
     assert "matter: jointly zeroed at the last position" in located.finding
     assert expected.shows_that_heads_matter
@@ -190,6 +191,11 @@ def test_heads_that_do_not_matter_are_not_shown_to(gpt2, batch):
     assert "It is not shown that" in untrained.finding
     assert not untrained.removal.shows_that_heads_matter
     assert "although 5 of their 5 queries were used to locate the heads" in untrained.finding
+    assert untrained.heads_that_matter == []
+    assert untrained.to_dict()["heads_that_matter"] == []
+    assert "The table ranks heads; none of them is shown to carry the answer." in untrained.finding
+    assert untrained.removal.lacks_task
+    assert untrained.finding.startswith("The model is not shown to do this task: of 5 prompts it ")
 
 
 def test_the_configuration_names_what_changes_a_run(gpt2, batch):

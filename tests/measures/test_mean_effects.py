@@ -124,7 +124,7 @@ def test_effects_that_are_not_finite_are_named(gpt2, many, monkeypatch):
 @pytest.fixture(scope="module")
 def inputs(words, tiny):
     task = ["locate", "--by", "effect", "--task", TASK, "--path", words, "-n", N, "--top", "3"]
-    return [*task, "--model", tiny, "--device", "cpu", "--batch-size", BATCH]
+    return [*task, "--anyway", "--model", tiny, "--device", "cpu", "--batch-size", BATCH]
 
 
 @pytest.fixture(scope="module")

@@ -201,7 +201,7 @@ def test_result_json_counts_and_names_the_fallback(gpt2, many, by, monkeypatch, 
 @pytest.fixture(scope="module")
 def inputs(words, tiny):
     task = ["locate", "--by", "exchange", "--task", TASK, "--path", words, "-n", N, "--top", "3"]
-    return [*task, "--model", tiny, "--device", "cpu", "--batch-size", BATCH]
+    return [*task, "--anyway", "--model", tiny, "--device", "cpu", "--batch-size", BATCH]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ def test_heads_print_and_parse():
     assert il.Head.parse("L22H0") == (22, 0)
     assert il.Head.parse(" l3h11 ") == il.Head(3, 11)
     for text in ("22,0", "L22", "LH", "22-0"):
-        with pytest.raises(il.InputError, match="like 'L22H0'"):
+        with pytest.raises(il.InputError, match="like 'L2H0'"):
             il.Head.parse(text)
 
 

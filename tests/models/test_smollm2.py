@@ -16,6 +16,7 @@ import vectors
 from transformer_lens.head_detector import detect_head
 
 import icl_lens as il
+from experiments.benchmark.function_costs import operations, prompts_of_length
 from icl_lens.attribution.repeated_tokens import repeated_sequences
 
 ATOL = 1e-4
@@ -49,6 +50,15 @@ def test_logits_are_transformers_own(model, hf):
         mine = model(torch.tensor([tokens]))
     assert (mine - theirs).abs().max() <= ATOL
     assert theirs.std() > 1
+
+
+def test_explain_takes_at_most_twelve_forward_passes(model):
+    """In operations of matrix products, of a prompt of about a hundred tokens."""
+    (prompt,) = prompts_of_length(model, 1, 100)
+    batch = il.tokenize(model, prompt)
+    il.score(model, batch)  # the first batch of a length also runs the Hugging Face model
+    forward = operations(lambda: il.score(model, batch))
+    assert operations(lambda: il.explain(model, prompt, progress=False)) < 12 * forward
 
 
 def test_attention_scores_rank_heads_like_those_of_transformer_lens(model):

@@ -74,7 +74,7 @@ BAD_FILES = [
     (
         ".csv",
         "the play was bad,sad\nthe song was good,glad\n",
-        "if these are cells, add a header line",
+        "seems to be a row, not the names of columns; add a line such as text,label",
     ),
     (".csv", "", "as .csv"),
     (".csv", "text,text,label\nx,y,a\n", "different names"),

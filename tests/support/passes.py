@@ -36,14 +36,16 @@ def remains(model: Any) -> tuple[int, int, list[str], dict[str, bool]]:
     """Return what an edit could leave behind: hooks, replaced forwards, which parameters require
     gradients.
 
-    Hooks that TransformerLens itself sets at a model's first pass don't count.
+    Hooks that TransformerLens or transformers itself sets at a model's first pass don't count.
     """
     n_hooks = 0
     for point in model.hook_dict.values():
         n_hooks += len(point.fwd_hooks) + len(point.bwd_hooks)
     handles, capture_handles, forwards = set(), set(), []
     for name, module in model.named_modules():
-        handles |= {*module._forward_hooks, *module._forward_pre_hooks}
+        for handle, hook in {**module._forward_hooks, **module._forward_pre_hooks}.items():
+            if not getattr(hook, "__module__", "").startswith("transformers."):
+                handles.add(handle)
         if "forward" in vars(module):
             forwards.append(name)
     for block in model.blocks:

@@ -89,6 +89,21 @@ def pytest_runtest_setup() -> None:
     begin_test()
 
 
+def pair_prompts(pairs: str) -> list[il.Prompt]:
+    """Return three prompts of two of three pairs, whose query is the third."""
+    demonstrations = [il.Demonstration(*pair.split()) for pair in pairs.split(",")]
+    labels = [pair.label for pair in demonstrations]
+    return [
+        il.Prompt(
+            [*demonstrations[:place], *demonstrations[place + 1 :]],
+            pair.text,
+            pair.label,
+            labels=labels,
+        )
+        for place, pair in enumerate(demonstrations)
+    ]
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Return a real browser; skip the test where there is none."""

@@ -57,6 +57,8 @@ READINGS = [
     *(("q", "all", "all"), ("k", "other", "text"), ("v", "label", "query")),
 ]
 """What a reader reads, at which tokens, and at which tokens it acts."""
+FFN_READINGS = ("last", "label", "all")
+"""At which tokens an FFN reads."""
 DRAWN = {"n": 3, "n_tokens": 6}
 """Size of the random sequences on which induction is measured."""
 
@@ -145,6 +147,27 @@ class Case:
         first = il.Edge(self.heads[0], "v", "embed", "text", "text")
         return [edges[0], edges, il.Edge(between, "v", first, "text", at)]
 
+    @property
+    def ffn(self) -> str:
+        """The FFN of the last of the heads' layer."""
+        return f"F{self.reader.layer}"
+
+    @property
+    def writers_to_ffn(self) -> list[str]:
+        """Return an earlier FFN and head, the embedding and, unless the FFN reads what attention
+        reads, a head of its layer.
+        """
+        is_parallel = self.model.cfg.parallel_attn_mlp
+        return [*self.writers, *([] if is_parallel else [str(self.reader)])]
+
+    def chains_to_ffn(self, role: str) -> list[il.Edge | tuple[il.Edge, ...]]:
+        """Return what an earlier FFN writes because of an edge, and what a head writes because of
+        this.
+        """
+        earlier = f"F{self.reader.layer - 1}"
+        into_ffn = il.Edge(earlier, "mlp_in", str(self.heads[0]), reader_at=role)
+        return [into_ffn, *self.chains("q" if role == "last" else "v")[:1]]
+
     @cached_property
     def weights(self) -> Tensor:
         return WEIGHTS[: self.batch.label_positions.shape[1]].expand(len(self.batch), -1).clone()
@@ -202,7 +225,19 @@ class Case:
         chained = [
             [*through[kind::3], edges[0]] for kind in range(3)
         ]  # all of these pass through one head
-        return [[], edges[:1], edges, early, [*early, *edges], *chained]
+        into_ffn, through_components = [], []
+        for role in ("last", "label"):
+            for writer in self.writers_to_ffn:
+                into_ffn.append(il.Edge(self.ffn, "mlp_in", writer, reader_at=role))
+            for chain in self.chains_to_ffn(role):
+                through_components.append(il.Edge(self.ffn, "mlp_in", chain, reader_at=role))
+        through_ffn = il.Edge(f"F{self.reader.layer - 1}", "mlp_in", "embed", reader_at="label")
+        through_components.append(il.Edge(self.reader, "k", through_ffn, "label"))
+        mixed = [*early, *edges, *into_ffn]
+        return [
+            *([], edges[:1], edges, early, [*early, *edges], *chained),
+            *(into_ffn[:1], mixed, [*edges[:1], *through_components]),
+        ]
 
     @property
     def targets(self) -> Tensor:
@@ -317,6 +352,12 @@ def _edges(case: Case) -> dict[str, Tensor]:
             f"{part} at {reader_at} {name}": getattr(effects, name)
             for name in ("log_prob", "log_odds")
         }
+    for role in FFN_READINGS:
+        options = {"writers": case.writers_to_ffn, "reader_at": role, "against": case.against}
+        effects = il.head_to_head_effects(
+            case.model, case.batch, [case.ffn], part="mlp_in", **options
+        )
+        effects_by_name[f"FFN at {role}"] = effects.log_odds
     return effects_by_name
 
 
@@ -477,7 +518,7 @@ def _mean_parts(case: Case, **options: Any) -> Any:
 def _circuit(case: Case, **options: Any) -> Any:
     ranking, testing = case.batch[[0, 2]], case.batch[[1]]
     circuit = il.locate_circuit(
-        case.model, ranking, testing, [case.reader], n_edges=3, n_random=3, **options
+        case.model, ranking, testing, [case.reader, case.ffn], n_edges=3, n_random=3, **options
     )
     return circuit.to_frame("edges").set_index("edge").sort_index()[["estimate", "effect"]]
 

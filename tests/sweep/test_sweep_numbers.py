@@ -253,17 +253,41 @@ class Both(Case):
 
     def because_of(self, row: int, edges: Sequence[il.Edge]) -> Tensor:
         """Return what a head writes because of edges into it: its own z minus that without them,
-        through W_O.
+        through W_O; or what an FFN does, its own output minus that without them.
         """
-        head, changed = il.Head(*edges[0].reader), dict[str, Tensor]()
+        changed = dict[str, Tensor]()
         for edge in edges:
             changed[edge.part] = changed.get(edge.part, 0) + at_role(
                 self, row, edge.writer, edge.role
             )
-        edit = self.rebuilt(row, head, changed, self.places(row, edges[0].reader_at))
+        places = self.places(row, edges[0].reader_at)
+        if "mlp_in" in changed:
+            output = self.written(row, str(edges[0].reader))
+            layer = int(str(edges[0].reader)[1:])
+            edit = self.ffn_without(row, layer, changed["mlp_in"], places)
+            return output - edit("mlp_out", layer, output)
+        head = il.Head(*edges[0].reader)
+        edit = self.rebuilt(row, head, changed, places)
         without = reference_passes.run(self.hf, self.ids[row], edit)
         z = self.clean[row].z[head.layer] - without.z[head.layer]
         return self.through_output(row, head, z[:, head.head])
+
+    def ffn_without(self, row: int, layer: int, change: Tensor, places: Sequence[int]) -> Edit:
+        """Return the edit in which an FFN writes at places what it would without `change` in what it
+        reads.
+        """
+        is_parallel = reference_hf.is_parallel(self.hf.config)
+        read, seen = "resid" if is_parallel else "resid_mid", dict[str, Tensor]()
+
+        def without(asked: str, where: int, x: Tensor) -> Tensor | None:
+            if (asked, where) == (read, layer):
+                return x - change
+            if (asked, where) == ("mlp_out", layer):
+                seen["mlp_out"] = x.clone()
+            return None
+
+        reference_passes.run(self.hf, self.ids[row], without)
+        return writing("mlp_out", layer, places, seen["mlp_out"][places])
 
     def rebuilt(
         self,
@@ -1253,7 +1277,29 @@ def edges(c: Both) -> None:
     assert moved > 1e-3
 
 
-def at_role(c: Both, row: int, writer: str, role: str) -> Tensor:
+@checks("head_to_head_effects")
+def ffn_edges(c: Both) -> None:
+    """An FFN reads the stream without a writer, and what it then writes is put into a pass that is
+    clean otherwise.
+    """
+    layer, moved = c.reader.layer, 0.0
+    for role in sweep.FFN_READINGS:
+        writers = [*c.writers_to_ffn, *(c.chains_to_ffn(role) if role != "all" else [])]
+        options = {"writers": writers, "reader_at": role, "against": c.against}
+        effects = il.head_to_head_effects(c.model, c.batch, [c.ffn], part="mlp_in", **options)
+        for number, writer in enumerate(writers):
+
+            def edit(row: int, writer: Any = writer, role: str = role) -> Edit:
+                return c.ffn_without(row, layer, at_role(c, row, writer, role), c.places(row, role))
+
+            for name, values in c.drops(edit).items():
+                ours = getattr(effects, name)[:, 0, number]
+                assert_close(ours, values, scale=8.0, msg=f"{writer} → {c.ffn} at {role}, {name}")
+                moved = max(moved, float(values.abs().max()))
+    assert moved > 1e-3
+
+
+def at_role(c: Both, row: int, writer: Any, role: str) -> Tensor:
     """Return what a writer writes at the tokens of a role, zero elsewhere."""
     is_at_role = torch.zeros(len(c.ids[row]), 1)
     is_at_role[c.places(row, role)] = 1.0
@@ -1266,17 +1312,21 @@ def without_edges(c: Both) -> None:
     for number, edges in enumerate(c.edge_sets):
 
         def edit(row: int, edges: list[il.Edge] = edges) -> Edit:
-            changed: dict[tuple[il.Head, str], dict[str, Tensor]] = {}
+            changed: dict[tuple[Any, str], dict[str, Tensor]] = {}
             for edge in edges:
-                of_reader = changed.setdefault((il.Head(*edge.reader), edge.reader_at), {})
+                of_reader = changed.setdefault((edge.reader, edge.reader_at), {})
                 of_reader[edge.part] = of_reader.get(edge.part, 0) + at_role(
                     c, row, edge.writer, edge.role
                 )
-            edits_of_heads = [
-                c.rebuilt(row, head, parts, c.places(row, at))
-                for (head, at), parts in changed.items()
-            ]
-            return in_turn(*edits_of_heads)
+            edits_of_readers = []
+            for (reader, at), parts in changed.items():
+                places = c.places(row, at)
+                if "mlp_in" in parts:
+                    layer = int(str(reader)[1:])
+                    edits_of_readers.append(c.ffn_without(row, layer, parts["mlp_in"], places))
+                else:
+                    edits_of_readers.append(c.rebuilt(row, reader, parts, places))
+            return in_turn(*edits_of_readers)
 
         assert_close(ours[:, number], c.log_probs(edit)[:, [FOO, BAR]], scale=8.0)
 
@@ -1289,7 +1339,10 @@ def circuit(c: Both) -> None:
     scored = c.scored(c.clean_log_probs)
     for reader_at, head in (("last", c.reader), ("label", c.heads[1])):
         located = il.locate_circuit(
-            c.model, c.batch, c.batch, [head], reader_at=reader_at, n_edges=4, n_random=3
+            *(c.model, c.batch, c.batch, [head, f"F{head.layer}"]),
+            reader_at=reader_at,
+            n_edges=6,
+            n_random=3,
         )
         assert_close(located.score("all")[0], scored["log_odds"].mean())
         for edge_of_table in located.to_frame("edges").itertuples():
@@ -1300,8 +1353,11 @@ def circuit(c: Both) -> None:
                 mean = torch.cat(
                     [part[mask] for part, mask in zip(parts, masks, strict=True)]
                 ).mean(0)
-                changed = {edge.part: parts[row] - mean * masks[row][:, None]}
-                return c.rebuilt(row, head, changed, c.places(row, reader_at))
+                changed = parts[row] - mean * masks[row][:, None]
+                places = c.places(row, reader_at)
+                if edge.part == "mlp_in":
+                    return c.ffn_without(row, head.layer, changed, places)
+                return c.rebuilt(row, head, {edge.part: changed}, places)
 
             assert_close(
                 edge_of_table.effect,

@@ -62,7 +62,7 @@ def answer(e: Explanation) -> dict[str, Any]:
         row.append(decimal(log_prob))
         if has_long_labels:
             row += [_scored_token(e, index), decimal(e.scores.whole_log_probs[index])]
-        row.append(", ".join(_answer_notes(e, label)))
+        row.append(", ".join(e.answer_notes(label)))
         rows.append(row)
     columns = [unit_name(e), "#probability", "#log p, nats"]
     columns += ["scored token", "#full label, log p, nats"] if has_long_labels else []
@@ -78,21 +78,6 @@ def _scored_token(e: Explanation, label: int) -> Cell:
     spelling = list(map(Chip, e.scores.spellings[label]))
     token = e.scores.scored_tokens[label]
     return [token, " of ", *join_runs(spelling, " ")] if len(spelling) > 1 else [token]
-
-
-def _answer_notes(e: Explanation, label: str) -> list[str]:
-    """Return what is to be said of a label, or scored token."""
-    notes = {
-        "predicted": e.predicted == label and not e.is_plain_text,
-        "correct answer": e.answer == label,
-        "explained": e.target == label,
-        "compared with": e.is_plain_text and label in e.scores.compared_with,
-        "no choice here": label in e.shown_only,
-    }
-    names = [note for note, holds in notes.items() if holds]
-    if not e.scores.predicts_label:
-        names = ["most probable label" if name == "predicted" else name for name in names]
-    return names
 
 
 def demonstrations_table(e: Explanation) -> Table | None:
