@@ -1,7 +1,6 @@
 import pathlib
 import typing
 
-from .activations.label_scores import LabelScores as LabelScores
 from .analyses.comparison import Comparison as Comparison
 from .analyses.explanation import Explanation as Explanation
 from .analyses.model_comparison import ModelComparison as ModelComparison
@@ -10,16 +9,6 @@ from .analyses.task_behavior import TaskCheck as TaskCheck
 from .analyses.trace_result import Trace as Trace
 from .analyses.two_towers_result import TwoTowers as TwoTowers
 from .atlas.head_atlas import HeadAtlas as HeadAtlas
-from .attribution.copying import HeadCopying as HeadCopying
-from .attribution.increases import LayerIncreases as LayerIncreases
-from .attribution.qk_metric import QueryKeyMetric as QueryKeyMetric
-from .attribution.repeated_tokens import RepeatedTokenScores as RepeatedTokenScores
-from .attribution.score_parts import ScoreContrast as ScoreContrast
-from .attribution.score_parts import ScoreParts as ScoreParts
-from .attribution.search import TopHeads as TopHeads
-from .attribution.search import TopSubheads as TopSubheads
-from .attribution.value_parts import ValueParts as ValueParts
-from .live_view.state import LiveState as LiveState
 from .measures.circuit import Circuit as Circuit
 from .measures.controlled_ablation_result import ControlledAblation as ControlledAblation
 from .measures.demonstration_effects import DemonstrationEffects as DemonstrationEffects
@@ -31,5 +20,16 @@ from .measures.mean_score_parts import MeanScoreParts as MeanScoreParts
 from .measures.saliency import SaliencyFlow as SaliencyFlow
 from .measures.vector_gains import VectorGains as VectorGains
 from .metrics import Agreement as Agreement
+from .reading.copying import HeadCopying as HeadCopying
+from .reading.increases import LayerIncreases as LayerIncreases
+from .reading.label_scores import LabelScores as LabelScores
+from .reading.qk_metric import QueryKeyMetric as QueryKeyMetric
+from .reading.repeated_tokens import RepeatedTokenScores as RepeatedTokenScores
+from .reading.score_parts import ScoreContrast as ScoreContrast
+from .reading.score_parts import ScoreParts as ScoreParts
+from .reading.search import TopHeads as TopHeads
+from .reading.search import TopSubheads as TopSubheads
+from .reading.value_parts import ValueParts as ValueParts
+from .report.live_view.state import LiveState as LiveState
 
 def load(path: str | pathlib.Path) -> typing.Any: ...

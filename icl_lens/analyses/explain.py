@@ -8,14 +8,10 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.activations.activations import capture
-from icl_lens.activations.answer_spacing import warn_of_answer_spacing
 from icl_lens.analyses import explain_sections
 from icl_lens.analyses.explain_sections import ScoredPrompt
 from icl_lens.analyses.explanation import Explanation
 from icl_lens.analyses.sections import Settings
-from icl_lens.attribution.increases import head_log_prob_increase
-from icl_lens.attribution.similarity import compared_positions
 from icl_lens.errors import InputError, check_choice, check_integers, short_repr
 from icl_lens.head_scores import SCORES, Score, choose_score
 from icl_lens.measures.effects import head_effects
@@ -27,6 +23,10 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.plain_text import Text
 from icl_lens.prompts.prompt import Prompt, Template, check_no_table
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.reading.activations import capture
+from icl_lens.reading.answer_spacing import warn_of_answer_spacing
+from icl_lens.reading.increases import head_log_prob_increase
+from icl_lens.reading.similarity import compared_positions
 from icl_lens.runs.progress import Progress, progress_callback
 
 N_STEPS = 5

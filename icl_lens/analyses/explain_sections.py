@@ -11,12 +11,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import Activations, capture
-from icl_lens.activations.multi_token_labels import (
-    continuation_log_probs,
-    tokenize_labels,
-    whole_label_log_probs,
-)
 from icl_lens.analyses.sections import (
     AblationReport,
     AllHeadsReport,
@@ -31,13 +25,9 @@ from icl_lens.analyses.sections import (
     SubheadReport,
     SubheadsReport,
 )
-from icl_lens.attribution.increases import head_position_increases, layer_log_prob_increase
-from icl_lens.attribution.reasons import SIDES, AttentionReasons, Side, attention_reasons
-from icl_lens.attribution.search import subhead_scores_at, top_subheads
-from icl_lens.attribution.similarity import similarity_in
 from icl_lens.edits.ablate import Ablate
-from icl_lens.engine.prefix_cache import PrefixCache, PrefixCacheUnsupported
-from icl_lens.engine.score import score_sets
+from icl_lens.edits.prefix_cache import PrefixCache, PrefixCacheUnsupported
+from icl_lens.edits.score import score_sets
 from icl_lens.errors import InputError, check_at_least, short_repr
 from icl_lens.head_scores import SCORES, Score, score_of_parts
 from icl_lens.measures.demonstration_effects import effects_of_demonstrations
@@ -48,6 +38,16 @@ from icl_lens.models.readout import Readout
 from icl_lens.prompts.batch import PromptBatch, with_answers
 from icl_lens.prompts.name_order import quoted_list
 from icl_lens.prompts.token_ids import name_tokens
+from icl_lens.reading.activations import Activations, capture
+from icl_lens.reading.increases import head_position_increases, layer_log_prob_increase
+from icl_lens.reading.multi_token_labels import (
+    continuation_log_probs,
+    tokenize_labels,
+    whole_label_log_probs,
+)
+from icl_lens.reading.reasons import SIDES, AttentionReasons, Side, attention_reasons
+from icl_lens.reading.search import subhead_scores_at, top_subheads
+from icl_lens.reading.similarity import similarity_in
 from icl_lens.result.stored import PACKAGES
 
 # For plain text: positions stored with every head's attention, and positions described for each

@@ -24,7 +24,6 @@ from icl_lens.analyses.sections import (
     Supports,
     supports,
 )
-from icl_lens.attribution.reasons import writers_in_words
 from icl_lens.errors import check_choice
 from icl_lens.head_scores import DirectScore, score_of_parts
 from icl_lens.intervals import Interval, beside_random_sets
@@ -32,6 +31,7 @@ from icl_lens.measures.demonstration_effects import BEGINS_TEXT
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
 from icl_lens.models.readout import MIN_STANDOUT
+from icl_lens.reading.reasons import writers_in_words
 from icl_lens.result.base import Result
 from icl_lens.result.head_findings import removal_finding
 from icl_lens.result.number_format import joined, mean_and_range, percent, signed

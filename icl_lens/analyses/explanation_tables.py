@@ -17,9 +17,9 @@ from icl_lens.analyses.sections import (
     ScoreReport,
     SubheadsReport,
 )
-from icl_lens.attribution.reasons import SIDES, AttentionReasons
 from icl_lens.head_scores import SCORES, DirectScore, Score
 from icl_lens.models.head import Head
+from icl_lens.reading.reasons import SIDES, AttentionReasons
 
 Table = Literal[
     "heads", "layers", "subheads", "labels", "demonstrations", "words", "similarity", "why"

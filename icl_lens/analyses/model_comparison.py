@@ -10,8 +10,6 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from icl_lens.activations.activations import Activations, capture
-from icl_lens.attribution.increases import head_log_prob_increase
 from icl_lens.errors import InputError
 from icl_lens.head_scores import DIRECT_SCORES, SCORES, Score, choose_score
 from icl_lens.intervals import Interval, bootstrap_interval, mean_intervals
@@ -26,6 +24,8 @@ from icl_lens.models.readout import FinalNorm
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.reading.activations import Activations, capture
+from icl_lens.reading.increases import head_log_prob_increase
 from icl_lens.result.base import Result
 from icl_lens.result.head_findings import MODELS_NOTE
 from icl_lens.result.number_format import percent, signed, signed_ends

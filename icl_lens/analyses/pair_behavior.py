@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.analyses.check import Check, few_queries
-from icl_lens.engine.score import score
+from icl_lens.edits.score import score
 from icl_lens.intervals import MIN_CLUSTERS, Interval, bootstrap_interval
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.memory import CHECK_TOKENS

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from icl_lens.attribution.reasons import AttentionReasons
 from icl_lens.head_scores import SCORES, Score
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm
 from icl_lens.prompts.prompt import Prompt, Template
+from icl_lens.reading.reasons import AttentionReasons
 
 Grid = tuple[tuple[float, ...], ...]
 

@@ -25,10 +25,10 @@ from icl_lens.analyses.trace_result import Trace
 from icl_lens.edits.ablate import Reference
 from icl_lens.edits.edit import Edit, Stage
 from icl_lens.edits.reference import described, reference_batches
+from icl_lens.edits.score import score_sets
 from icl_lens.edits.site_hooks import check_site, site_width
 from icl_lens.edits.site_positions import ROLE_NAMES, SitePositions, aligned_places, first_changes
 from icl_lens.edits.sites import SITES, AblateSite, PatchSite, Site
-from icl_lens.engine.score import score_sets
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers, short_repr
 from icl_lens.measures.effects import AnswerTokens, Method
 from icl_lens.models.active_edits import active_edits

@@ -17,9 +17,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.edits.edit import Stage
+from icl_lens.edits.gradients import prompts_at_once, site_gradients
 from icl_lens.edits.site_positions import SitePlaces, SitePositions, aligned_places
 from icl_lens.edits.sites import Site, SiteReading, record_sites
-from icl_lens.engine.gradients import prompts_at_once, site_gradients
 from icl_lens.measures.effects import AnswerTokens
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.view import ModelView

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 
 from icl_lens.analyses.two_towers_result import ExchangeEffects, TwoTowers
-from icl_lens.engine.edit_checks import checked_heads
+from icl_lens.edits.edit_checks import checked_heads
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers
 from icl_lens.head_scores import SCORES, Score
 from icl_lens.intervals import MIN_RANDOM_SETS

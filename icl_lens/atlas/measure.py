@@ -27,15 +27,6 @@ from icl_lens.atlas.kinds import (
 )
 from icl_lens.atlas.task_scores import ReadScores, has_labels, with_shuffled_labels
 from icl_lens.atlas.turned_heads import turned_attention
-from icl_lens.attribution.repeated_tokens import (
-    ATTENTION_SCORES,
-    N_SEQUENCES,
-    N_TOKENS,
-    repeated_sequences,
-    repeated_token_attention,
-)
-from icl_lens.attribution.scored_tokens import choose_tokens
-from icl_lens.attribution.similarity import label_similarity
 from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.reference import mean_z
 from icl_lens.errors import InputError, check_at_least, check_integers
@@ -57,6 +48,15 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch, prompts_digest
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize, tokenizer_like
+from icl_lens.reading.repeated_tokens import (
+    ATTENTION_SCORES,
+    N_SEQUENCES,
+    N_TOKENS,
+    repeated_sequences,
+    repeated_token_attention,
+)
+from icl_lens.reading.scored_tokens import choose_tokens
+from icl_lens.reading.similarity import label_similarity
 from icl_lens.runs.folder import FolderError
 from icl_lens.runs.run import Run, as_run
 from icl_lens.runs.stream import Plan, plan_batches, start

@@ -16,14 +16,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.activations.activations import Activations, capture_with_hooks
-from icl_lens.attribution.scored_tokens import CheckedAgainst, select_rows
-from icl_lens.attribution.similarity import compared_positions, similarity_in
 from icl_lens.measures.label_attention import attention_by_truth, true_and_false_labels
 from icl_lens.measures.locate import DirectInputs, DirectScores
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Demonstration, Prompt
+from icl_lens.reading.activations import Activations, capture_with_hooks
+from icl_lens.reading.scored_tokens import CheckedAgainst, select_rows
+from icl_lens.reading.similarity import compared_positions, similarity_in
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import Plan
 

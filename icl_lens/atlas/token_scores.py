@@ -15,14 +15,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import Activations, capture
-from icl_lens.attribution.increases import project_subheads
-from icl_lens.attribution.repeated_tokens import prefix_tokens
 from icl_lens.errors import InputError
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.plain_text import Text
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.reading.activations import Activations, capture
+from icl_lens.reading.increases import project_subheads
+from icl_lens.reading.repeated_tokens import prefix_tokens
 from icl_lens.runs.progress import steps
 
 TEXTS = (

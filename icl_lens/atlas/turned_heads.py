@@ -12,8 +12,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.activations.passes import last_logits
-from icl_lens.attribution.repeated_tokens import attention_statistics
 from icl_lens.edits.pattern import (
     LayerValues,
     ScoreInputs,
@@ -27,6 +25,8 @@ from icl_lens.models.attention_scores import AttentionScoring, attention_scoring
 from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.reading.passes import last_logits
+from icl_lens.reading.repeated_tokens import attention_statistics
 from icl_lens.runs.progress import steps
 
 MAX_ERROR = 0.02

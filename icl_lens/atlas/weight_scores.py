@@ -1,7 +1,7 @@
 """Scores of what heads copy, from weights alone.
 
 1. A head's OV circuit maps each token of the vocabulary to logits of all tokens: W_E W_V W_O W_U,
-   with the norms of `attribution.copying`. Its eigenvalues other than zero are those of the small
+   with the norms of `reading.copying`. Its eigenvalues other than zero are those of the small
    matrix `W_O (W_U W_E) W_V` [d_head d_head], because AB and BA have the same ones.
 2. `W_U W_E` [d_model d_model] is summed over the vocabulary once, in pieces.
 3. The copying score is the sum of the eigenvalues over the sum of their absolute values.
@@ -15,11 +15,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from icl_lens.activations.passes import token_inputs
-from icl_lens.attribution.copying import eigenvalue_scores, head_copying
-from icl_lens.attribution.repeated_tokens import random_tokens, usable_tokens
 from icl_lens.models.readout import Readout
 from icl_lens.models.view import ModelView
+from icl_lens.reading.copying import eigenvalue_scores, head_copying
+from icl_lens.reading.passes import token_inputs
+from icl_lens.reading.repeated_tokens import random_tokens, usable_tokens
 from icl_lens.runs.progress import steps
 
 N_COPIED = 200

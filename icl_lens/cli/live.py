@@ -20,7 +20,7 @@ from icl_lens.cli.options import (
 from icl_lens.errors import InputError
 
 if TYPE_CHECKING:
-    from icl_lens.live_view.widget import LiveView
+    from icl_lens.report.live_view.widget import LiveView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +69,9 @@ def live(
     view of its own.
     """
     from icl_lens import live as live_view
-    from icl_lens.live_view.browser import Address, serve
     from icl_lens.models.view import ModelView
     from icl_lens.prompts.prompt import Prompt
+    from icl_lens.report.live_view.browser import Address, serve
 
     if prompt is None:
         first_prompt = Prompt.parse(PAPER_PROMPT, answer=answer or PAPER_ANSWER)

@@ -1,5 +1,6 @@
-"""Define edits as values: which heads, at which stage and position, and what is written into their
-activations.
+"""Define edits as values, and run them in `with` blocks and for scores, in the fastest exact way.
+
+An edit says which heads or sites it changes, at which position, and what is written there:
 
 1. `pattern` recomputes attention from queries and keys; `kv_cache` computes that of single tokens
    after a prompt.
@@ -7,7 +8,19 @@ activations.
 3. The edits: `ablate` (with `reference`, which runs the prompts of a mean); `attention_edits`
    change weights or scores; `add_vector` writes into the residual stream; `sites` ablates and
    patches the stream and what layers add to it, through `site_hooks`, at `site_positions`; `patch`
-   writes activations of other prompts; `edges` rebuilds heads and FFNs without what earlier
-   components wrote (with `reader` and `ffn_reader`); `interchange` exchanges queries, keys or values
-   at the last position for those of donors.
+   writes activations of other prompts; `edges` rebuilds heads without what earlier components wrote
+   (with `reader`); `interchange` exchanges queries, keys or values at the last position for those
+   of donors.
+
+How they run:
+
+4. `edit_checks` tests, once per model, that edits of each head reach the logits and that each
+   layer's attention can be recomputed.
+5. `score` plans: sets of edits run in rows of one token (`rows`, in passes of `row_pass` over a
+   `prefix_cache`), from a layer and a token on (`restart`, in passes of `pass_rows`), or in whole
+   passes, where `editor` holds all active edits and applies them in a fixed order. Edits of
+   attention reach the model through `hook_z`, because some families ignore edits of the pattern.
+   `prompt_cache` makes the caches that passes over later tokens continue.
+6. `donor_passes` records what heads have on donor prompts; `gradients` computes gradients with
+   respect to heads' z and to sites.
 """

@@ -30,9 +30,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import Activations, capture
-from icl_lens.activations.writers import names_before_ffn, vector_bytes, writer_names
-from icl_lens.attribution.head_projection import require_writers
 from icl_lens.edits.edit import PARTS, Edit, Part, Places, Stage
 from icl_lens.edits.ffn_reader import FFNReader
 from icl_lens.edits.reader import Means, Reader
@@ -51,6 +48,9 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import ROLES, PromptBatch, check_batch
 from icl_lens.prompts.roles import EdgeRole, indices_in_roles, role_masks
 from icl_lens.prompts.token_ids import TokenPositions, padded_ids
+from icl_lens.reading.activations import Activations, capture
+from icl_lens.reading.head_projection import require_writers
+from icl_lens.reading.writers import names_before_ffn, vector_bytes, writer_names
 
 EdgePart = Literal["q", "k", "v", "mlp_in"]
 """What a reader reads: a head its query ("q"), keys ("k") and values ("v"), an FFN its input."""

@@ -13,15 +13,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import Activations
-from icl_lens.activations.ffn_outputs import ffn_outputs
-from icl_lens.activations.writers import names_before_ffn
-from icl_lens.attribution.head_projection import require_writers
 from icl_lens.edits.reader import Means
 from icl_lens.errors import InputError
 from icl_lens.models.head import FFN
 from icl_lens.models.memory import PIECE_BYTES
 from icl_lens.prompts.batch import ROLES
+from icl_lens.reading.activations import Activations
+from icl_lens.reading.ffn_outputs import ffn_outputs
+from icl_lens.reading.head_projection import require_writers
+from icl_lens.reading.writers import names_before_ffn
 
 # Largest difference, relative to the largest output, between the FFN's output in the pass and that
 # for its recorded input.

@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from icl_lens.activations.passes import last_logits
 from icl_lens.edits.edit import (
     Attention,
     Edit,
@@ -27,6 +26,7 @@ from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
+from icl_lens.reading.passes import last_logits
 
 HeadActivation = Literal["q", "k", "v", "pattern", "z"]
 Align = Literal["positions", "labels"]

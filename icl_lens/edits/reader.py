@@ -27,17 +27,17 @@ from einops import einsum
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import Activations
-from icl_lens.attribution.head_projection import (
+from icl_lens.edits.edit import PARTS, Part
+from icl_lens.models.head import Head
+from icl_lens.models.memory import PIECE_BYTES
+from icl_lens.reading.activations import Activations
+from icl_lens.reading.head_projection import (
     AttentionRow,
     HeadProjection,
     check_attention,
     check_parts,
     require_writers,
 )
-from icl_lens.edits.edit import PARTS, Part
-from icl_lens.models.head import Head
-from icl_lens.models.memory import PIECE_BYTES
 
 Means = Float[Tensor, "role writer d_model"]
 """Mean of what each writer wrote to tokens of each role."""

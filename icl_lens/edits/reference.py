@@ -15,13 +15,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.activations.passes import last_logits
 from icl_lens.edits.edit import Positions
 from icl_lens.errors import InputError
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
+from icl_lens.reading.passes import last_logits
 
 Batches = PromptBatch | Iterable[PromptBatch]
 

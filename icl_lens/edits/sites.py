@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.activations.passes import last_logits
 from icl_lens.edits.ablate import Mode, Reference
 from icl_lens.edits.edit import Edit, Places, Stage
 from icl_lens.edits.reference import (
@@ -41,6 +40,7 @@ from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
+from icl_lens.reading.passes import last_logits
 
 Site = Literal["resid_pre", "attn_out", "resid_mid", "mlp_post", "mlp_out", "resid_post"]
 SITES: tuple[Site, ...] = get_args(Site)

@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.activations.passes import NO_LABELS_HINT
 from icl_lens.edits.edit import Edit
-from icl_lens.engine.score import read_labels, score_sets
+from icl_lens.edits.score import read_labels, score_sets
 from icl_lens.metrics import accuracy, is_correct, label_log_odds
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.reading.passes import NO_LABELS_HINT
 from icl_lens.result.base import Displayed
 from icl_lens.result.number_format import signed
 from icl_lens.result.tables import SHOWN_ROWS, plural_prompts

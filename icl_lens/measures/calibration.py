@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.activations.label_scores import LabelScores
-from icl_lens.activations.passes import NO_LABELS_HINT
-from icl_lens.engine.score import score
+from icl_lens.edits.score import score
 from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.models.locking import reserves_model
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.prompts.tokenize import tokenizer_like
+from icl_lens.reading.label_scores import LabelScores
+from icl_lens.reading.passes import NO_LABELS_HINT
 from icl_lens.runs.progress import progress_switch, steps
 
 CalibrationMethod = Literal["contextual", "batch"]

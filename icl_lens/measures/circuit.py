@@ -31,10 +31,9 @@ import pandas as pd
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.attribution.scored_tokens import check_targets
 from icl_lens.edits.edges import RemovalMasks, replaced_by_sets, writer_means
 from icl_lens.edits.reader import Means
-from icl_lens.engine.score import read_labels, score_sets
+from icl_lens.edits.score import read_labels, score_sets
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers, short_repr
 from icl_lens.intervals import MIN_RANDOM_SETS, Interval
 from icl_lens.measures.edge_sets import EdgeSets
@@ -49,6 +48,7 @@ from icl_lens.prompts.batch import PromptBatch, prompts_digest
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.roles import EDGE_ROLES, EdgeRole, role_masks
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.reading.scored_tokens import check_targets
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import interval_text, joined, signed, signed_ends, whole_percent
 from icl_lens.result.tables import (

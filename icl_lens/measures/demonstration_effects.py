@@ -23,13 +23,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from icl_lens.activations.passes import log_probs_in_passes
-from icl_lens.attribution.scored_tokens import Against
 from icl_lens.edits.edit import Attention, Edit, Stage, of_prompts
 from icl_lens.edits.kv_cache import HiddenKeys, LayerRows, per_kv_head
 from icl_lens.edits.pattern import without_keys
-from icl_lens.engine.prefix_cache import PrefixCache
-from icl_lens.engine.score import score_sets
+from icl_lens.edits.prefix_cache import PrefixCache
+from icl_lens.edits.score import score_sets
 from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.intervals import mean_intervals
 from icl_lens.measures.effects import OUTCOMES, AnswerTokens, Outcome
@@ -40,6 +38,8 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.prompts.name_order import quoted_list
 from icl_lens.prompts.tokenize import tokenizer_like
+from icl_lens.reading.passes import log_probs_in_passes
+from icl_lens.reading.scored_tokens import Against
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import signed
 from icl_lens.result.tables import SHOWN_ROWS, columns_first, interval_texts, plural_prompts

@@ -13,13 +13,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.attribution.writer_groups import layer_of
 from icl_lens.edits.edges import EDGE_PARTS, OWN_TOKENS, Edge, EdgePart, RemovalMasks, names_before
 from icl_lens.edits.edit import PARTS
 from icl_lens.models.head import FFN, Component
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import ROLES
 from icl_lens.prompts.roles import EDGE_ROLES, EdgeRole, indices_in_roles
+from icl_lens.reading.writer_groups import layer_of
 
 TOKEN_GROUPS = {
     "the labels": ("label",),

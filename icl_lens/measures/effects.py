@@ -18,24 +18,24 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.attribution.scored_tokens import (
-    Against,
-    CheckedAgainst,
-    check_against_ids,
-    check_targets,
-    select_rows,
-)
 from icl_lens.edits.ablate import Ablate, Mode, Reference
 from icl_lens.edits.edit import Positions
-from icl_lens.engine.gradients import prompts_at_once, z_gradients
-from icl_lens.engine.restart import ReadAmong
-from icl_lens.engine.score import score_sets
+from icl_lens.edits.gradients import prompts_at_once, z_gradients
+from icl_lens.edits.restart import ReadAmong
+from icl_lens.edits.score import score_sets
 from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import Head
 from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.reading.scored_tokens import (
+    Against,
+    CheckedAgainst,
+    check_against_ids,
+    check_targets,
+    select_rows,
+)
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import signed
 from icl_lens.result.tables import SHOWN_ROWS, columns_first, long_frame, plural_prompts

@@ -18,15 +18,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.activations.activations import capture
 from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.edit import group_by_layer
 from icl_lens.edits.reference import mean_z, reference_batches
-from icl_lens.engine.score import score_sets
+from icl_lens.edits.score import score_sets
 from icl_lens.measures.effects import AnswerTokens
 from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.reading.activations import capture
 from icl_lens.runs.progress import progress_switch, steps
 
 

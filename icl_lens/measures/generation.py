@@ -8,8 +8,8 @@ import pandas as pd
 import torch
 
 from icl_lens.edits.edit import EditAtLayers
-from icl_lens.engine.editor import editing
-from icl_lens.engine.score import Sets, check_sets, place
+from icl_lens.edits.editor import editing
+from icl_lens.edits.score import Sets, check_sets, place
 from icl_lens.errors import InputError, check_integers, short_repr
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.locking import reserves_model

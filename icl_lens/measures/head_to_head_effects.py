@@ -21,9 +21,6 @@ from einops import einsum
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import Activations
-from icl_lens.activations.writers import writer_names
-from icl_lens.attribution.scored_tokens import Against
 from icl_lens.edits.edges import (
     EDGE_PARTS,
     OWN_TOKENS,
@@ -44,9 +41,9 @@ from icl_lens.edits.edges import (
 )
 from icl_lens.edits.edit import PARTS, Part, Stage
 from icl_lens.edits.ffn_reader import FFNReader
+from icl_lens.edits.gradients import site_gradients, z_gradients
 from icl_lens.edits.reader import Means, Reader
-from icl_lens.engine.gradients import site_gradients, z_gradients
-from icl_lens.engine.score import score_sets
+from icl_lens.edits.score import score_sets
 from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.measures.effects import AnswerTokens
 from icl_lens.models.active_edits import active_edits, edits_suffix
@@ -55,6 +52,9 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import ROLES, PromptBatch, check_batch
 from icl_lens.prompts.roles import EDGE_ROLES, EdgeRole, role_masks
 from icl_lens.prompts.token_ids import TokenPositions, resolve_positions
+from icl_lens.reading.activations import Activations
+from icl_lens.reading.scored_tokens import Against
+from icl_lens.reading.writers import writer_names
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import signed
 from icl_lens.result.tables import SHOWN_ROWS, plural_prompts

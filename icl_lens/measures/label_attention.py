@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from icl_lens.activations.activations import Activations
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.reading.activations import Activations
 
 
 def true_and_false_labels(

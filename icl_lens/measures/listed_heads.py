@@ -12,11 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.activations.activations import capture
-from icl_lens.attribution.increases import listed_head_increase
 from icl_lens.edits.ablate import Ablate
-from icl_lens.engine.edit_checks import checked_heads
-from icl_lens.engine.score import score_sets
+from icl_lens.edits.edit_checks import checked_heads
+from icl_lens.edits.score import score_sets
 from icl_lens.errors import InputError
 from icl_lens.head_scores import Score
 from icl_lens.measures.effects import OUTCOMES_OF_ANSWER, AnswerTokens, Outcome
@@ -33,6 +31,8 @@ from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.reading.activations import capture
+from icl_lens.reading.increases import listed_head_increase
 from icl_lens.runs.run import Run, as_run
 from icl_lens.runs.stream import plan_batches
 

@@ -18,13 +18,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import Activations, capture
-from icl_lens.attribution.increases import every_head_increase, min_prompts_to_fold
-from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, choose_tokens, select_rows
-from icl_lens.attribution.search import check_k
 from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.edit import Positions
-from icl_lens.engine.score import score
+from icl_lens.edits.score import score
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers
 from icl_lens.head_scores import LOCATING_SCORE, SCORES, DirectScore, Score
 from icl_lens.intervals import MIN_RANDOM_SETS
@@ -50,6 +46,10 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch, with_answers
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.reading.activations import Activations, capture
+from icl_lens.reading.increases import every_head_increase, min_prompts_to_fold
+from icl_lens.reading.scored_tokens import Against, CheckedAgainst, choose_tokens, select_rows
+from icl_lens.reading.search import check_k
 from icl_lens.runs.configuration import tensors_digest
 from icl_lens.runs.progress import OTHER_SCORES
 from icl_lens.runs.run import Run, as_run

@@ -27,13 +27,6 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import Activations, capture
-from icl_lens.activations.writers import writer_names
-from icl_lens.attribution.reasons import WRITER_NAMES, because
-from icl_lens.attribution.score_parts import attention_score_parts
-from icl_lens.attribution.scored_tokens import check_targets
-from icl_lens.attribution.value_parts import value_parts
-from icl_lens.attribution.writer_groups import GROUPS, group_of
 from icl_lens.errors import InputError, check_at_least, check_choice
 from icl_lens.intervals import mean_intervals
 from icl_lens.models.active_edits import active_edits, edits_note
@@ -42,6 +35,13 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.reading.activations import Activations, capture
+from icl_lens.reading.reasons import WRITER_NAMES, because
+from icl_lens.reading.score_parts import attention_score_parts
+from icl_lens.reading.scored_tokens import check_targets
+from icl_lens.reading.value_parts import value_parts
+from icl_lens.reading.writer_groups import GROUPS, group_of
+from icl_lens.reading.writers import writer_names
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import interval_text, signed_ends
 from icl_lens.result.tables import intervals_note, json_records, plural_prompts

@@ -15,16 +15,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from icl_lens.activations.activations import capture
 from icl_lens.edits.add_vector import AddVector
 from icl_lens.edits.reference import reference_batches
-from icl_lens.engine.score import score
+from icl_lens.edits.score import score
 from icl_lens.errors import InputError, check_integers, short_repr
 from icl_lens.intervals import mean_intervals
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.locking import reserves_model
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.reading.activations import capture
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import signed
 from icl_lens.result.tables import SHOWN_ROWS, plural_prompts

@@ -18,7 +18,7 @@ MAX_NAMED = 8
 Described = tuple[list[str], set[int]]
 """Open edits in words, and the ids of their hook handles."""
 
-# Model -> describes its open edits; set while `icl_lens.engine.editor` has any.
+# Model -> describes its open edits; set while `icl_lens.edits.editor` has any.
 DESCRIBE: "WeakKeyDictionary[Any, Callable[[], Described]]" = WeakKeyDictionary()
 # Model -> threads inside `edits_disabled`.
 _DISABLED: "WeakKeyDictionary[Any, set[int]]" = WeakKeyDictionary()

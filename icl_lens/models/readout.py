@@ -92,7 +92,7 @@ class Readout:
 
     @property
     def is_affine(self) -> bool:
-        """Whether logits are affine in the vector, as the bounds of `icl_lens.attribution.search`
+        """Whether logits are affine in the vector, as the bounds of `icl_lens.reading.search`
         require.
         """
         return self.soft_cap is None and (self.final_norm == "frozen" or not self.normalize)

@@ -13,11 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from icl_lens.attribution.writer_groups import layer_of
 from icl_lens.edits.edit import PARTS
 from icl_lens.errors import check_at_least
 from icl_lens.measures.circuit import Circuit
 from icl_lens.models.head import is_ffn_name
+from icl_lens.reading.writer_groups import layer_of
 from icl_lens.report.notebook_figure import PAGE, NotebookFigure
 from icl_lens.report.palette import BLUE, GRAY, ORANGE
 

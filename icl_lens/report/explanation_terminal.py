@@ -11,8 +11,8 @@ from rich.text import Text
 
 from icl_lens.analyses.explanation import Explanation, is_noise
 from icl_lens.analyses.sections import HeadReport
-from icl_lens.attribution.reasons import SIDES, SMALLEST_NAMED, WRITER_NAMES, AttentionReasons
 from icl_lens.models.readout import MIN_STANDOUT
+from icl_lens.reading.reasons import SIDES, SMALLEST_NAMED, WRITER_NAMES, AttentionReasons
 from icl_lens.report.palette import AMBER, SKY
 from icl_lens.report.terminal import new_table
 from icl_lens.report.view_terminal import QUIET, label_style

@@ -21,18 +21,18 @@ from tolerance import assert_close
 from typer.testing import CliRunner
 
 import icl_lens as il
-from icl_lens.activations.passes import last_log_probs
 from icl_lens.analyses.two_towers import exchange_heads, n_drawn, scanned_and_tested
 from icl_lens.cli import app
 from icl_lens.cli.towers import TowerTask
+from icl_lens.edits import donor_passes, prefix_cache
+from icl_lens.edits.donor_passes import Prefixes, record
 from icl_lens.edits.interchange import Interchange
-from icl_lens.engine import donor_passes, prefix_cache
-from icl_lens.engine.donor_passes import Prefixes, record
-from icl_lens.engine.restart import ReadAmong
-from icl_lens.engine.score import score_sets
+from icl_lens.edits.restart import ReadAmong
+from icl_lens.edits.score import score_sets
 from icl_lens.measures.exchanges import EXCHANGES, DonorName, exchange_scores, tower_prompts
 from icl_lens.models.view import ModelView
 from icl_lens.prompts import donors, tokenize
+from icl_lens.reading.passes import last_log_probs
 
 PROMPTS = [
     il.Prompt.parse("love : bar like : bar eight : foo two : foo one :", answer="foo"),

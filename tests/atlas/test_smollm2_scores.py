@@ -15,7 +15,7 @@ import icl_lens as il
 from icl_lens.atlas import measure
 from icl_lens.atlas.definitions import DEFINITIONS
 from icl_lens.atlas.task_scores import with_shuffled_labels
-from icl_lens.attribution.repeated_tokens import random_tokens, repeated_sequences
+from icl_lens.reading.repeated_tokens import random_tokens, repeated_sequences
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 

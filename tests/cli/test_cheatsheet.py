@@ -65,7 +65,7 @@ def test_every_command_is_shown(monkeypatch):
             parse(wrong, monkeypatch)
 
 
-SERVES = "icl-lens live"  # until Ctrl-C: tests/live_view/test_live_browser.py
+SERVES = "icl-lens live"  # until Ctrl-C: tests/report/test_live_browser.py
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import icl_lens as il
-from icl_lens.live_view import browser
+from icl_lens.report.live_view import browser
 
 
 def test_a_view_is_made_only_while_a_page_is_served():

@@ -14,10 +14,10 @@ from sweep import OTHERS, PROMPTS, tokenized
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.activations.passes import last_log_probs
+from icl_lens.edits import edit_checks as check
 from icl_lens.edits.pattern import recompute_pattern
-from icl_lens.engine import edit_checks as check
-from icl_lens.engine.row_pass import RowEdits
+from icl_lens.edits.row_pass import RowEdits
+from icl_lens.reading.passes import last_log_probs
 
 HEADS = [il.Head(0, 1), il.Head(1, 0), il.Head(1, 3), il.Head(2, 2)]
 # In float64, so that a difference is the edit and not rounding.

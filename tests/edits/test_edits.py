@@ -14,11 +14,11 @@ from shared import ragged
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.activations.passes import last_log_probs
+from icl_lens.edits.editor import pass_tokens
 from icl_lens.edits.pattern import without_keys
-from icl_lens.engine.editor import pass_tokens
 from icl_lens.errors import InputError
 from icl_lens.models.view import ModelView
+from icl_lens.reading.passes import last_log_probs
 
 HEADS = [(0, 1), (1, 0), (2, 2)]
 EDGES = [il.Edge(il.Head(2, 1), "k", "L0H2", "label"), il.Edge(il.Head(2, 1), "q", "F1")]

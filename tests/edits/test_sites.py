@@ -12,9 +12,9 @@ from shared import ragged
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.edits import restart
 from icl_lens.edits.reference import SamePairsWarning
 from icl_lens.edits.sites import SITES
-from icl_lens.engine import restart
 
 SOURCE = [
     il.Prompt.parse("the happy : bar sad : bar three : foo nine :"),

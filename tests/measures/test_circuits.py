@@ -16,10 +16,10 @@ from planted_study import planted_study
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.attribution.writer_groups import layer_of
 from icl_lens.measures.edge_space import CURVE_INPUTS, THIRDS, EdgeSpace
 from icl_lens.models.head import FFN
 from icl_lens.models.view import ModelView
+from icl_lens.reading.writer_groups import layer_of
 
 TASK = "sentiment-number"
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.rotating) for seed in (1, 2))]

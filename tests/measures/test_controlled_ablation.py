@@ -17,9 +17,8 @@ from shared import pair_prompts
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.activations.passes import last_log_probs
+from icl_lens.edits import prefix_cache
 from icl_lens.edits.reference import SamePairsWarning, mean_z
-from icl_lens.engine import prefix_cache
 from icl_lens.intervals import bootstrap_interval
 from icl_lens.measures import controlled_ablation
 from icl_lens.measures.answer_scores import AnswerScores, score_answers
@@ -27,6 +26,7 @@ from icl_lens.measures.controlled_ablation_result import Condition, ControlledAb
 from icl_lens.measures.locate import with_predicted_answers
 from icl_lens.measures.random_heads import random_head_sets
 from icl_lens.models.view import ModelView
+from icl_lens.reading.passes import last_log_probs
 
 HEADS = [il.Head(0, 1), il.Head(2, 3)]
 

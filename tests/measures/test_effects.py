@@ -12,13 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import icl_lens as il
-from icl_lens.activations.passes import last_log_probs
-from icl_lens.edits import kv_cache
+from icl_lens.edits import kv_cache, prefix_cache, restart
 from icl_lens.edits.kv_cache import LayerKVCache
-from icl_lens.engine import prefix_cache, restart
 from icl_lens.models.attention_scores import AttentionScoring
 from icl_lens.models.inference import replace_forwards
 from icl_lens.models.view import ModelView
+from icl_lens.reading.passes import last_log_probs
 
 
 def scores(model, batch, against=None):

@@ -15,11 +15,11 @@ from launches import contents
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.attribution.increases import every_head_increase
-from icl_lens.attribution.scored_tokens import check_against_ids
-from icl_lens.attribution.search import SLACK, head_bounds, layer_gradients, subhead_bounds
 from icl_lens.measures import locate as locating
 from icl_lens.models.view import ModelView
+from icl_lens.reading.increases import every_head_increase
+from icl_lens.reading.scored_tokens import check_against_ids
+from icl_lens.reading.search import SLACK, head_bounds, layer_gradients, subhead_bounds
 from icl_lens.runs.stream import ChunkStream, plan_batches, prompt_bytes
 
 
@@ -111,7 +111,7 @@ def test_folded_is_unfolded(load_tiny, name, bias, monkeypatch):
     mean_scores = []
     for limit in (1, 10**9):
         monkeypatch.setattr(
-            "icl_lens.attribution.increases.min_prompts_to_fold",
+            "icl_lens.reading.increases.min_prompts_to_fold",
             lambda d_head, d_model, limit=limit: limit,
         )
         mean_scores.append(
@@ -126,9 +126,7 @@ def test_folded_is_unfolded(load_tiny, name, bias, monkeypatch):
 def test_groups_cut_anywhere_give_the_same_mean(gpt2, many, every_increase, monkeypatch):
     """Groups of prompts share one product of W_O and W_U per head."""
     monkeypatch.setattr(locating, "min_prompts_to_fold", lambda d_head, d_model: 3)
-    monkeypatch.setattr(
-        "icl_lens.attribution.increases.min_prompts_to_fold", lambda d_head, d_model: 3
-    )
+    monkeypatch.setattr("icl_lens.reading.increases.min_prompts_to_fold", lambda d_head, d_model: 3)
     sizes = []
     for logit_bytes in (4, 10**9):
         monkeypatch.setattr(locating, "LOGIT_BYTES", logit_bytes)

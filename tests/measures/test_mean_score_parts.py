@@ -14,8 +14,8 @@ from planted_study import planted_study
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.attribution.writer_groups import GROUPS, group_of
 from icl_lens.cli import main
+from icl_lens.reading.writer_groups import GROUPS, group_of
 
 TASK = "sentiment-number"
 

@@ -12,9 +12,9 @@ from shared import PROMPTS
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.activations.passes import last_log_probs
 from icl_lens.models.supported import tl_version
 from icl_lens.models.view import ModelView
+from icl_lens.reading.passes import last_log_probs
 
 if tl_version() >= (4, 0):
     pytest.skip("TransformerLens 4 has no HookedTransformer", allow_module_level=True)

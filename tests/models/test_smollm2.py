@@ -17,7 +17,7 @@ from transformer_lens.head_detector import detect_head
 
 import icl_lens as il
 from experiments.benchmark.function_costs import operations, prompts_of_length
-from icl_lens.attribution.repeated_tokens import repeated_sequences
+from icl_lens.reading.repeated_tokens import repeated_sequences
 
 ATOL = 1e-4
 N_PROMPTS, K = 4, 20

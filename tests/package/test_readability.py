@@ -48,14 +48,11 @@ READABLE = Figures(
 # `tests` are its files without those of `tests/support`, `icl_lens` its modules at the top.
 LIMITS = {
     "icl_lens": Figures(1.5, 0, 1.2, 0),
-    "icl_lens/activations": READABLE,
     "icl_lens/analyses": READABLE,
     "icl_lens/atlas": READABLE,
-    "icl_lens/attribution": READABLE,
+    "icl_lens/reading": READABLE,
     "icl_lens/cli": READABLE,
     "icl_lens/edits": READABLE,
-    "icl_lens/engine": READABLE,
-    "icl_lens/live_view": READABLE,
     "icl_lens/measures": READABLE,
     "icl_lens/models": READABLE,
     "icl_lens/prompts": READABLE,

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import icl_lens as il
-from icl_lens.activations.answer_spacing import other_spacing, warn_of_answer_spacing
 from icl_lens.errors import InputError
+from icl_lens.reading.answer_spacing import other_spacing, warn_of_answer_spacing
 
 PAIRS = [("love", "bar"), ("two", "foo")]
 

@@ -18,7 +18,7 @@ from shared import hf_twin
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.activations.passes import last_log_probs
+from icl_lens.reading.passes import last_log_probs
 from icl_lens.report.html.heads import located_table
 from icl_lens.report.html.parts import Bar
 

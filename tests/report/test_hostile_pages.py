@@ -12,10 +12,10 @@ from small_tokenizers import tokenizer_of
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import icl_lens as il
-from icl_lens.live_view.state import LiveState
-from icl_lens.live_view.static import static_html
 from icl_lens.report import plots
 from icl_lens.report.circuit_graph import svg
+from icl_lens.report.live_view.state import LiveState
+from icl_lens.report.live_view.static import static_html
 from icl_lens.report.views import page
 
 pytestmark = pytest.mark.slow

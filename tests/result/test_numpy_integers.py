@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import icl_lens as il
-from icl_lens.attribution.repeated_tokens import random_tokens
+from icl_lens.reading.repeated_tokens import random_tokens
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")  # annotations name Python's integers
 

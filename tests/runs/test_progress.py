@@ -70,7 +70,7 @@ def test_explain_and_scores_say_how_far_they_are(gpt2, gpt2_batch, monkeypatch):
     il.explain(gpt2, prompt, progress=lambda *stage: stages.append(stage), **options)
     assert stages == [("explaining", done, 5) for done in range(6)]
     counted = []
-    monkeypatch.setattr("icl_lens.engine.score.steps", counting := Counting(counted))
+    monkeypatch.setattr("icl_lens.edits.score.steps", counting := Counting(counted))
     sets = [[il.Ablate(["L0H1"], positions=where)] for where in ("last", "all")] + [
         [il.RemovePosition(["L0H1"])]
     ]

@@ -31,8 +31,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 import icl_lens as il
-from icl_lens.activations.activations import Activations
-from icl_lens.attribution.head_projection import HeadProjection, require_writers
 from icl_lens.edits.edges import capture_pieces, positions_in
 from icl_lens.edits.edit import PARTS
 from icl_lens.edits.reader import Means, Reader
@@ -40,6 +38,8 @@ from icl_lens.measures.head_to_head_effects import log_odds_gradients
 from icl_lens.models.inference import replace_forwards
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.roles import EdgeRole, role_masks
+from icl_lens.reading.activations import Activations
+from icl_lens.reading.head_projection import HeadProjection, require_writers
 
 Path = Literal["inputs", "readers"]
 

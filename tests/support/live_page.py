@@ -4,7 +4,7 @@ this process.
 
 import json
 
-from icl_lens.live_view.widget import PANELS, LiveView
+from icl_lens.report.live_view.widget import PANELS, LiveView
 
 PAGE = """<!doctype html><html lang="en" {attributes}><meta charset="utf-8"><title>live</title><style>{css}</style>
 <body style="margin: 0"><div id="view"></div><script type="module">

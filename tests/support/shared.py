@@ -136,7 +136,7 @@ def float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Also where a backward pass runs blocks again, in which the mode around it is not active.
     """
     again = partial(checkpoint, context_fn=lambda: (nullcontext(), Float64()))
-    monkeypatch.setattr("icl_lens.engine.gradients.checkpoint", again)
+    monkeypatch.setattr("icl_lens.edits.gradients.checkpoint", again)
     with Float64():
         yield
 

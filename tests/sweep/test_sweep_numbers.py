@@ -38,9 +38,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
-from icl_lens.activations.passes import last_log_probs
 from icl_lens.edits.sites import SITES
 from icl_lens.measures.exchanges import EXCHANGES, tower_prompts
+from icl_lens.reading.passes import last_log_probs
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from icl_lens.analyses.explanation import Explanation, is_noise
 from icl_lens.analyses.sections import HeadReport
-from icl_lens.attribution.reasons import SIDES, WRITER_NAMES, AttentionReasons, Side
+from icl_lens.reading.reasons import SIDES, WRITER_NAMES, AttentionReasons, Side
 from icl_lens.report.html.parts import (
     Bar,
     Cell,

@@ -1,0 +1,164 @@
+"""Run forward passes whose logits are computed at each prompt's last position only."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from icl_lens.errors import InputError
+from icl_lens.models.identity import compare_batch, compare_deferred, is_new_kind
+from icl_lens.models.inference import log_probs_of
+from icl_lens.models.locking import model_lock
+from icl_lens.models.sizes import make_room, rows_at_once
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
+from icl_lens.reading.writers import has_pos_embed
+from icl_lens.runs.progress import steps
+
+NO_LABELS_HINT = "il.score(model, batch, read=…) reads other log-probabilities"
+
+
+def last_log_probs(
+    model: Any, batch: PromptBatch, past: Any = None, first: int = 0
+) -> Float[Tensor, "batch d_vocab"]:
+    """Return the model's log-probabilities after each prompt, nats: one forward pass, logits at the
+    last position only.
+
+    Inside blocks of edits these are the edited model's. Computed in float32 (float64 for float64
+    models). `past` and `first` are those of `last_logits`.
+    """
+    return log_probs_of(last_logits(model, batch, past=past, first=first))
+
+
+def log_probs_in_passes(model: Any, batch: PromptBatch) -> Float[Tensor, "batch d_vocab"]:
+    """Return `last_log_probs`, from passes over as many prompts at a time as `PASS_BYTES` allows.
+
+    If hooks or edits are active, which expect the batch, all prompts run in one pass.
+    """
+    view = ModelView.of(model)
+    check_batch(batch)
+    size = len(batch) if view.has_hooks else rows_at_once(view, batch.tokens.shape[1])
+    if len(batch) <= size:
+        return last_log_probs(model, batch)
+    pieces = []
+    with steps("scoring", len(batch)) as advance:
+        for prompts in batch.split(size):
+            pieces.append(last_log_probs(model, prompts))
+            advance(len(prompts))
+    return torch.cat(pieces)
+
+
+def last_logits(
+    model: Any,
+    batch: PromptBatch,
+    hooks: Sequence[tuple[str, Callable[..., Any]]] = (),
+    past: Any = None,
+    first: int = 0,
+) -> Float[Tensor, "batch d_vocab"]:
+    """Return the model's logits after each prompt, from one pass with hooks that fills the cache
+    `past`, if given, and runs the tokens from `first` on, which follow those that it has.
+
+    Raise InputError if they are not finite, or, in the first batch of a kind, not those of the
+    Hugging Face model.
+    """
+
+    def only_last(x: Tensor, hook: Any) -> Tensor:
+        last = batch.last.to(x.device) - first
+        return x[torch.arange(len(x), device=x.device), last, None]
+
+    view = ModelView.of(model)
+    check_batch(batch)
+    check_vocabulary(model, batch, "batch")
+    is_compared = is_new_kind(model, batch.last) and not view.has_hooks
+    cached = {} if past is None else {"use_cache": True, "past_key_values": past}
+    n_tokens = batch.tokens.shape[1]
+    make_room(view, len(batch), n_tokens - first, n_tokens)
+    try:
+        with (
+            torch.no_grad(),
+            view.inference_pass(is_compared=is_compared) as kwargs,
+            model.hooks(fwd_hooks=[*hooks, (view.last_logits_hook, only_last)]),
+        ):
+            passed = {
+                "attention_mask": batch.attention_mask,
+                "return_type": "logits",
+                **kwargs,
+                **cached,
+            }
+            logits = model(batch.tokens[:, first:], **passed)[:, 0]
+    except Exception:
+        compare_deferred(model)  # raises InputError if TransformerLens cannot run the model
+        raise
+    check_finite(logits)
+    if is_compared:
+        compare_batch(model, batch.tokens, batch.last, logits)
+    return logits
+
+
+def check_finite(logits: Float[Tensor, "batch d_vocab"]) -> None:
+    """Raise InputError, naming the first prompt concerned, if the model's output is NaN or
+    infinite.
+    """
+    best = logits.amax(-1)
+    if bool(best.isfinite().all()):
+        return
+    row = int((~best.isfinite()).nonzero()[0])
+    what = "NaN" if bool(best[row].isnan()) else "infinite"
+    remedy = (
+        "float16 overflows beyond 65,504, so load the model in bfloat16 or float32"
+        if logits.dtype == torch.float16
+        else "reload the model if its weights are not finite, or remove active edits"
+    )
+    raise InputError(f"model output after prompt {row} must be finite, got {what} values; {remedy}")
+
+
+class _Stop(Exception):
+    """Raised in a hook to end a forward pass early."""
+
+
+def embedded(model: Any, batch: PromptBatch) -> Float[Tensor, "batch pos d_embed"]:
+    """Return the batch's token embeddings from a truncated forward pass, since families scale or
+    norm them.
+    """
+    return _before_layers(model, batch.tokens, batch.attention_mask, "hook_embed")["hook_embed"]
+
+
+def _before_layers(model: Any, tokens: Tensor, mask: Tensor, last: str) -> dict[str, Tensor]:
+    """Run a forward pass up to the hook `last`; return what this hook and the one of position
+    embeddings have seen.
+    """
+    seen: dict[str, Tensor] = {}
+
+    def keep(value: Tensor, hook: Any, name: str) -> None:
+        seen[name] = value.detach().clone()
+        if name == last:
+            raise _Stop
+
+    hooks = [
+        (name, partial(keep, name=name))
+        for name in ("hook_pos_embed", last)
+        if name in model.hook_dict
+    ]
+    with model_lock(model), suppress(_Stop), torch.no_grad(), model.hooks(fwd_hooks=hooks):
+        model(tokens, attention_mask=mask, return_type="logits")
+    return seen
+
+
+def token_inputs(view: ModelView, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n d_model"]:
+    """Return what the first layer reads of each token, without its position.
+
+    These are embeddings after the norm of BLOOM or the multiplier of Gemma and Granite. Active
+    hooks are disabled.
+    """
+    last = view.hook(0, "hook_resid_pre")
+    rows = tokens[:, None].to(view.cfg.device)
+    with view.hooks_disabled():
+        seen = _before_layers(view.model, rows, torch.ones_like(rows), last)
+    x = seen[last][:, 0].to(view.unembed_device, view.compute_dtype)
+    if not has_pos_embed(view):
+        return x
+    return x - seen["hook_pos_embed"].to(x).expand(len(x), 1, -1)[:, 0]

@@ -1,0 +1,105 @@
+"""A head's query-key metric applied to prompts: similarity of the query to each label."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from icl_lens.errors import InputError
+from icl_lens.models.head import AnyHead, Head, head_tuple
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.reading.activations import Activations, capture
+from icl_lens.reading.qk_metric import (
+    QueryKeyMetric,
+    check_metric,
+    metric_with_rotation,
+    query_key_metric,
+    rotation_between,
+)
+
+
+def label_similarity(
+    model: Any, batch: PromptBatch, heads: Sequence[AnyHead]
+) -> Float[Tensor, "batch head query demo"]:
+    """Return heads' similarity scores between the query vectors of a prompt and the key vectors at
+    its labels.
+
+    Query vectors are those at the positions where labels are predicted
+    (`batch.prediction_positions`) and at the last position, key vectors those at the labels' scored
+    tokens. Scores are `query_key_metric(...).scores` without rotation and without a mask, so they
+    include keys after a query. In a head that compares texts by class, queries and keys of the same
+    label score higher. Zero where a prompt has fewer demonstrations, and where nothing precedes its
+    first label. Costs one forward pass.
+
+    Raise InputError for unknown heads, an empty list of heads, prompts without demonstrations, and
+    a family in which the heads' attention does not follow from such scores. Source: the paper,
+    section 5; docs/howto/numbers.md.
+
+    Example:
+        >>> il.label_similarity(model, batch, ["L2H0", "L4H0"]).shape
+        torch.Size([1, 2, 5, 4])
+    """
+    view = ModelView.of(model)
+    check_batch(batch)
+    checked_heads = [view.check_head(head) for head in head_tuple(heads)]
+    if not checked_heads:
+        raise InputError("heads must name at least one head, got none; e.g. ['L3H1']")
+    batch.require_demonstrations(
+        "label position to read", "use il.query_key_metric(model, head).scores on any two inputs"
+    )
+    return similarity_in(
+        capture(model, batch, writers=compared_positions(batch), check=False), checked_heads
+    )
+
+
+def compared_positions(batch: PromptBatch) -> list[list[int]]:
+    """Return the positions where labels are predicted, and those of labels' tokens: what
+    `label_similarity` reads.
+    """
+    positions = torch.cat(
+        [batch.prediction_positions, batch.label_token_positions.flatten(1)], dim=1
+    )
+    return [row[row >= 0].tolist() or [-1] for row in positions]
+
+
+@torch.no_grad()
+def similarity_in(
+    acts: Activations, heads: Sequence[Head], *, check: bool = True
+) -> Float[Tensor, "batch head query demo"]:
+    """Return `label_similarity` from activations that hold writers at `compared_positions`.
+
+    `check` verifies in each head that the model's attention follows from the scores, which takes
+    longer than the scores; turn it off for prompts of a kind that has been checked.
+    """
+    view, batch, writers = acts.view, acts.batch, acts.writers
+    assert writers is not None
+    n_queries = batch.label_positions.shape[1] + 1
+    positions = torch.cat(
+        [batch.prediction_positions, batch.last[:, None], batch.label_positions], dim=1
+    )
+    rows = writers.rows_at(positions)
+    scores = []
+    for head in heads:
+        metric = metric_with_rotation(view, head, None, rotation_between(acts, head.layer, None))
+        if check:
+            _check_similarity(metric, acts)
+        queries, keys = writers.resid_pre[rows.clamp(min=0), head.layer].split(
+            [n_queries, n_queries - 1], 1
+        )
+        scores.append(metric.scores(queries, keys))
+    is_known = rows >= 0
+    is_pair = is_known[:, :n_queries, None] & is_known[:, None, n_queries:]
+    return torch.stack(scores, dim=1).masked_fill(~is_pair[:, None], 0)
+
+
+def _check_similarity(metric: QueryKeyMetric, acts: Activations) -> None:
+    """Raise InputError unless the model's attention follows from a head's metric."""
+    try:
+        check_metric(metric, acts)
+    except InputError:
+        if not acts.view.has_hooks:
+            raise
+        query_key_metric(acts.view, metric.head)  # hooks may edit attention: check without them

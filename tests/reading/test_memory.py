@@ -1,0 +1,258 @@
+"""What a call keeps beside its result: the attention of one layer and a few prompts."""
+
+import os
+import platform
+from pathlib import Path
+
+import families
+import pytest
+import torch
+from tolerance import assert_close
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import icl_lens as il
+from icl_lens.measures.saliency import KINDS
+from icl_lens.models import identity, sizes
+from icl_lens.models.memory import release_freed_memory
+from icl_lens.models.readout import Readout
+
+N_LAYERS, N_HEADS = 10, 4
+SEVERAL_LAYERS = N_LAYERS - 1
+"""More attention matrices than one layer takes for a gradient, and fewer than all layers have."""
+HEAD = il.Head(5, 2)
+
+
+class LiveMemory(TorchDispatchMode):
+    """The largest sum of the sizes of tensors that operations in the block made and that lived at
+    the same time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.n_bytes = self.peak = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self.storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+                self.n_bytes += storage.nbytes()
+        if (
+            self.n_bytes > self.peak
+        ):  # without those that have been freed since, and counting each once
+            self.storages = {
+                key: pair for key, pair in self.storages.items() if not pair[0].expired()
+            }
+            self.n_bytes = sum(size for _, size in self.storages.values())
+            self.peak = max(self.peak, self.n_bytes)
+        return result
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A model of many layers, and heads that attend to many tokens."""
+    config = LlamaConfig(
+        vocab_size=families.VOCAB_SIZE,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=N_LAYERS,
+        num_attention_heads=N_HEADS,
+        num_key_value_heads=2,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        hf = LlamaForCausalLM(config)
+    return il.load_model(hf_model=hf, tokenizer=families.tokenizer(), device="cpu")
+
+
+def prompts_of(model, n, n_demonstrations=16):
+    """Return a batch of n prompts of fifty tokens, or of three for each demonstration."""
+    words = ("love", "like", "eight", "one")
+    demonstrations = [
+        il.Demonstration(words[i % 4], ("bar", "foo")[i // 2 % 2]) for i in range(n_demonstrations)
+    ]
+    prompts = [
+        il.Prompt(demonstrations, words[row % 4], ("bar", "foo")[row // 2 % 2]) for row in range(n)
+    ]
+    return il.tokenize(model, prompts, prepend_bos=False)
+
+
+# Functions that run passes, with what is compared.
+CALLS = {}
+
+
+def call(function):
+    CALLS[function.__name__] = function
+    return function
+
+
+@call
+def score(model, batch):
+    return il.score(model, batch)
+
+
+@call
+def score_in_whole_passes(model, batch):
+    edit = il.RemovePosition([HEAD], positions="all")
+    return il.score(model, batch, [[edit]]).flatten(1)
+
+
+@call
+def score_from_a_layer(model, batch):
+    return il.score(model, batch, [[il.Ablate([HEAD])]]).flatten(1)
+
+
+@call
+def whole_labels(model, batch):
+    return il.whole_label_log_probs(model, batch)
+
+
+@call
+def mean(model, batch):
+    edit = il.Ablate([HEAD], mode="mean", reference=batch)
+    return il.score(model, batch, [[edit]]).flatten(1)
+
+
+@call
+def gradient(model, batch):
+    return il.head_effects(model, batch, method="gradient").log_odds
+
+
+@call
+def saliency(model, batch):
+    flow = il.saliency_flow(model, batch)
+    return torch.stack([getattr(flow, kind) for kind in KINDS])
+
+
+@call
+def head_to_head(model, batch):
+    return il.head_to_head_effects(model, batch, [HEAD], part="q", method="gradient").log_odds
+
+
+BOUNDED = (
+    "score score_in_whole_passes score_from_a_layer whole_labels mean gradient saliency".split()
+)
+"""Without `head_to_head`, which keeps what every component wrote at all tokens."""
+
+
+def test_the_first_batch_keeps_the_attention_of_one_layer(model, monkeypatch):
+    """It is also run by the Hugging Face model itself, alone, whose settings a bridge changes."""
+    monkeypatch.setattr(model.original_model.config, "_attn_implementation", "eager")
+    monkeypatch.setattr(model.original_model.config, "output_attentions", True)
+    batch = prompts_of(model, 1)
+    with LiveMemory() as memory:
+        il.score(model, batch)
+    assert memory.peak < SEVERAL_LAYERS * 4 * N_HEADS * batch.tokens.shape[1] ** 2
+
+
+def test_the_first_batch_is_compared_after_its_last_token_only(model, monkeypatch):
+    """Logits after all tokens of a long prompt take more memory than the rest of the pass."""
+    n_read, log_probs_of = [], identity.log_probs_of
+
+    def count(logits):
+        n_read.append(len(logits))
+        return log_probs_of(logits)
+
+    monkeypatch.setattr(identity, "log_probs_of", count)
+    il.score(model, prompts_of(model, 1, n_demonstrations=4))
+    assert n_read == [1, 1]  # of the Hugging Face model, and of the bridge
+
+
+READ_OUT = {
+    "describe": lambda readout, x: readout.describe(x, torch.zeros(len(x), dtype=torch.int64), k=2),
+    "ranks": lambda readout, x: readout.ranks(x, torch.zeros(len(x), dtype=torch.int64)),
+    "top_tokens": lambda readout, x: readout.top_tokens(x, 2),
+    "token_log_probs": lambda readout, x: readout.token_log_probs(
+        x[None], torch.zeros(1, dtype=torch.int64)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ_OUT)
+def test_one_piece_of_logits_is_kept_at_a_time(name, monkeypatch):
+    """A piece is forgotten before the next one is computed."""
+    draw = torch.Generator().manual_seed(0)
+    readout = Readout(
+        W_U=torch.randn(4, 50_000, generator=draw),
+        b_U=None,
+        gain=None,
+        shift=None,
+        scale=torch.ones(1),
+        eps=1e-5,
+        center=False,
+        decode=str,
+    )
+    piece_bytes = 2 * 4 * 50_000
+    monkeypatch.setattr("icl_lens.models.readout.LOGIT_BYTES", piece_bytes)
+    with LiveMemory() as memory:
+        READ_OUT[name](readout, torch.randn(6, 4, generator=draw))
+    assert piece_bytes <= memory.peak < 1.9 * piece_bytes
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="other C libraries keep freed tensors differently"
+)
+def test_freed_tensors_go_back_to_the_system():
+    """From the first free of a tensor of 30 MB on, glibc keeps smaller ones below the last that is in use."""
+    torch.ones(30_000_000 // 4)
+    tensors = [torch.ones(1_000_000 // 4) for _ in range(64)]
+    n_bytes = resident_bytes()
+    del tensors[:-1]
+    release_freed_memory()
+    assert resident_bytes() < n_bytes - 50_000_000
+
+
+def test_a_gradient_gives_freed_memory_back_at_each_layer(model, monkeypatch):
+    """What the FFN's graph took would otherwise stay beside the largest matrices."""
+    n_released = []
+    monkeypatch.setattr(
+        "icl_lens.edits.gradients.release_freed_memory", lambda: n_released.append(1)
+    )
+    gradient(model, prompts_of(model, 1))
+    assert len(n_released) >= N_LAYERS
+
+
+@pytest.mark.parametrize(("limit", "n_calls"), [(1, 1), (2**40, 0)])
+def test_freed_memory_is_given_back_before_a_pass_over_a_long_prompt(
+    model, monkeypatch, limit, n_calls
+):
+    n_released = []
+    monkeypatch.setattr(sizes, "PASS_BYTES", limit)
+    monkeypatch.setattr(sizes, "release_freed_memory", lambda: n_released.append(1))
+    il.score(model, prompts_of(model, 1))
+    assert len(n_released) == n_calls
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BOUNDED)
+def test_a_call_keeps_the_attention_of_one_layer_and_one_prompt(name, model, monkeypatch):
+    """One prompt is the least that runs, with the numbers of all prompts together."""
+    batch = prompts_of(model, 6)
+    together = CALLS[name](model, batch)
+    monkeypatch.setattr(sizes, "pass_bytes", lambda *_: 2**40)
+    monkeypatch.setattr("icl_lens.edits.gradients.GRAPH_BYTES", 1)
+    with LiveMemory() as memory:
+        alone = CALLS[name](model, batch)
+    assert memory.peak < SEVERAL_LAYERS * 4 * N_HEADS * batch.tokens.shape[1] ** 2
+    assert_close(alone, together)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gradient", "saliency", "head_to_head"])
+def test_gradients_of_blocks_that_run_again_are_those_of_the_whole_graph(name, model):
+    """A hook of a user, which may count on running once, keeps the whole graph."""
+    batch = prompts_of(model, 2)
+    again = CALLS[name](model, batch)
+    seen = []
+    with model.hooks(fwd_hooks=[("blocks.3.hook_out", lambda x, hook: seen.append(hook))]):
+        whole = CALLS[name](model, batch)
+    torch.testing.assert_close(again, whole, rtol=0, atol=0)
+    assert seen
