@@ -24,6 +24,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -346,17 +347,22 @@ def table(path: Path) -> pd.DataFrame:
     """Return the results of a file: forwards per prompt, and GiB above the loaded model, by length.
 
     "≥" is before the costs of a call that was stopped."""
-    costs = pd.read_json(path, lines=True)
-    costs = costs[costs["error"] == ""].copy()
-    at_least = costs["is_stopped"].map({True: "≥ ", False: ""})
+    costs = pd.read_json(path, lines=True).query("error == ''")
+    at_least = np.where(costs["is_stopped"], "≥ ", "")
     columns = {}
     for what, digits in (("forwards", 1), ("peak", 2)):
-        costs[what] = at_least + costs[what].map(f"{{:.{digits}f}}".format)
+        texts = [f"{value:.{digits}f}" for value in costs[what]]
+        costs = costs.assign(**{what: at_least + np.array(texts, dtype=object)})
         by_length = costs.pivot(index="name", columns="length", values=what)
         for length in by_length:
             unit = "forwards" if what == "forwards" else "GiB"
             columns[f"{unit}, {length} tokens"] = by_length[length]
-    return pd.DataFrame(columns).reindex(costs["name"].unique()).fillna("").rename_axis("call")
+    return (
+        pd.DataFrame(columns)
+        .reindex(list(dict.fromkeys(costs["name"])))
+        .fillna("")
+        .rename_axis("call")
+    )
 
 
 def run(
@@ -396,7 +402,9 @@ def run(
             )
 
 
-def in_child(case: Case, name: str, *measured: float, **options: bool) -> dict[str, Any]:
+def in_child(
+    case: Case, name: str, forward: float, limit: float, *, counts_operations: bool
+) -> dict[str, Any]:
     """Return the cost of a call in a process that begins as a copy of this one, which has loaded
     the model."""
     reader, writer = os.pipe()
@@ -404,7 +412,9 @@ def in_child(case: Case, name: str, *measured: float, **options: bool) -> dict[s
     if not child:
         os.close(reader)
         with os.fdopen(writer, "w") as pipe:
-            json.dump(measure(case, name, *measured, **options), pipe)
+            json.dump(
+                measure(case, name, forward, limit, counts_operations=counts_operations), pipe
+            )
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:

@@ -31,10 +31,12 @@ def measured_rows(source: str, name: str, dtype: str, n_tokens: int) -> list[dic
     model_memory, _ = function_costs.resident()
     case = function_costs.Case(model, n_tokens)
     _ = case.prompts, case.batch, case.other, case.four
-    forward = function_costs.forward_cost(case)
+    forward = function_costs.forward_cost(case, counts_operations=False)
     rows = []
     for call, label in CALLS.items():
-        cost = function_costs.in_child(case, call, forward["forward_s"], limit=3600)
+        cost = function_costs.in_child(
+            case, call, forward["forward_s"], 3600, counts_operations=False
+        )
         if cost["error"]:
             raise RuntimeError(f"{call} of {name}: {cost['error']}")
         rows.append(

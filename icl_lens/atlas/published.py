@@ -67,10 +67,10 @@ def _content() -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def published_heads(model: str) -> PublishedHeads:
+def published_heads(name: str) -> PublishedHeads:
     """Return the function-vector heads that Todd et al. list for a model, with their scores.
 
-    `model` is "gpt-j", "gpt-neox", "llama-2-7b", "llama-2-13b" or "llama-2-70b"; upper and lower
+    `name` is the model's: "gpt-j", "gpt-neox", "llama-2-7b", "llama-2-13b" or "llama-2-70b"; upper and lower
     case are the same. The score of a head is its average indirect effect over the authors' tasks: how
     much of the answer's probability its mean output recovers on prompts with shuffled labels, as
     `indirect_effect` of an atlas on one task. `atlas.with_scores(…)` takes the list as a column.
@@ -81,11 +81,11 @@ def published_heads(model: str) -> PublishedHeads:
         >>> il.published_heads("gpt-j").to_frame()["name"].tolist()[:2]
         ['L15H5', 'L9H14']
     """
-    if not isinstance(model, str):
-        raise InputError(f"model must be the name of a model, got {type(model).__name__}")
+    if not isinstance(name, str):
+        raise InputError(f"name must be the name of a model, got {type(name).__name__}")
     content = _content()
-    name = model.lower()
-    check_choice("model", name, tuple(content["heads"]))
+    name = name.lower()
+    check_choice("name", name, tuple(content["heads"]))
     scores: dict[Head, float] = {}
     for layer, head, score in content["heads"][name]:
         scores[Head(layer, head)] = score

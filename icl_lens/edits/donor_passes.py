@@ -373,7 +373,8 @@ def _run(
     def select(x: Tensor, hook: Any) -> Tensor:
         return x[:, :1] if last is None else x[torch.arange(len(x)), last, None]
 
-    make_room(view, *tokens.shape, mask.shape[1])
+    n_rows, n_tokens = tokens.shape
+    make_room(view, n_rows, n_tokens, mask.shape[1])
     with (
         torch.no_grad(),
         view.inference_pass() as kwargs,

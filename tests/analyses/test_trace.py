@@ -382,8 +382,8 @@ def test_the_command_takes_means_over_other_tasks():
     arguments = ["trace", "-m", "icl-mini", "-t", "sentiment-number", "-n", "6", "--layers", "1,5"]
     outcome = CliRunner().invoke(app, [*arguments, "--mean-over", "animal-country"])
     assert outcome.exit_code == 0, outcome.output
-    shown = " ".join(outcome.output.split())
-    assert "means over 6 prompts, at all roles of the first layer, give" in shown
+    text = " ".join(outcome.output.split())
+    assert "means over 6 prompts, at all roles of the first layer, give" in text
     for options, words in (
         (["--donors", "query"], "pass either --donors or --mean-over, not both"),
         (["--method", "gradient"], "--mean-over needs --method exact"),

@@ -134,7 +134,7 @@ def test_published_heads_are_the_authors_lists_with_their_license(atlas):
     assert "Eric Todd" in published.license
     assert "Permission is hereby granted" in published.license
     assert "2310.15213" in published.source
-    with pytest.raises(il.InputError, match="model must be one of 'gpt-j'"):
+    with pytest.raises(il.InputError, match="name must be one of 'gpt-j'"):
         il.published_heads("gpt-5")
     with pytest.raises(il.InputError, match="must list heads of tiny"):
         atlas.with_scores(published)

@@ -147,7 +147,7 @@ def test_heads_are_located_on_the_prompts_that_rank_edges(icl_mini, tmp_path, mo
         f"{', '.join(heads)}, located by effect on 8 other prompts (with other queries)" in output
     )
     manifest = json.loads((out / "manifest.json").read_text())
-    assert (manifest["by"], manifest["heads"], manifest["n_edges"], manifest["n_random"]) == (
+    assert (manifest["by"], manifest["readers"], manifest["n_edges"], manifest["n_random"]) == (
         "circuit",
         heads,
         2,
@@ -155,7 +155,7 @@ def test_heads_are_located_on_the_prompts_that_rank_edges(icl_mini, tmp_path, mo
     )
     ranked, tested = task.index("-n") + 1, ["--seed", 1]
     for arguments, named in (
-        ([*task, "--heads", heads[0]], "heads="),
+        ([*task, "--heads", heads[0]], "readers="),
         ([*task, "-k", 2, *tested], "--seed 0"),
     ):
         code, _, output = call(monkeypatch, capsys, *arguments, "--out", out)
@@ -190,9 +190,9 @@ def test_ffns_read_edges_if_named(inputs, tmp_path, monkeypatch, capsys):
     options = ["--ffns", "0,2", "--edges", 2, "--json", numbers]
     code, output, _ = call(monkeypatch, capsys, *inputs, *options)
     assert code == 0
-    shown = " ".join(output.split())
-    assert "L2H0, L1H3, F0, F2, named in --heads, and FFNs named in --ffns" in shown
-    assert "into 2 heads and 2 FFNs" in shown
+    text = " ".join(output.split())
+    assert "L2H0, L1H3, F0, F2, named in --heads, and FFNs named in --ffns" in text
+    assert "into 2 heads and 2 FFNs" in text
     assert il.results.Circuit.load(numbers).readers == (*HEADS, "F0", "F2")
 
 
