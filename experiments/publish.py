@@ -87,8 +87,10 @@ N_PROMPTS_OF = {
     ("which-score", SMOLLM2): 40,
     ("which-score", QWEN): 30,
     ("which-score", "icl-mini"): 100,
+    ("lu2022", QWEN): 16,  # which runs 24 orders of each prompt
+    ("lu2022", QWEN_LARGE): 8,
 }
-"""Prompts per half of single questions."""
+"""Prompts per half of single questions and claims."""
 
 CLAIMS = {
     "olsson2022": ("classes",),
@@ -121,7 +123,7 @@ N_PROMPTS_OF_CLAIMS = {
     QWEN: {"classes": 40, "pairs": 40},
     QWEN_LARGE: {"classes": 16, "pairs": 24},
 }
-"""Prompts per half, by model and kind of task."""
+"""Prompts per half, by model and kind of task, unless `N_PROMPTS_OF` says otherwise."""
 
 EARLIER = "computed by an earlier version, whose intervals are symmetric"
 """What is said of studies that the scripts have not computed again."""
@@ -155,7 +157,7 @@ def run_claims(models: list[str], sources: dict[str, str], out: Path) -> None:
                 task_name = CLAIM_TASKS[model][kind]
                 options = ["--model", sources.get(model, SOURCES.get(model, model))]
                 options += ["--name", model, "--task-name", task_name, "--out", str(out)]
-                n_prompts = N_PROMPTS_OF_CLAIMS[model][kind]
+                n_prompts = N_PROMPTS_OF.get((claim, model), N_PROMPTS_OF_CLAIMS[model][kind])
                 options += [*TASKS[model][task_name], "-n", str(n_prompts)]
                 script.main(options)
 

@@ -10,7 +10,7 @@ import torch
 from browsers import CHROMIUM
 
 import icl_lens as il
-from experiments.benchmark import function_costs, live, search, waits
+from experiments.benchmark import function_costs, live, search
 from experiments.benchmark.model_shapes import random_prompts
 from experiments.benchmark.timing import time_in_turns
 
@@ -98,16 +98,6 @@ def test_actions_on_the_served_page_are_timed():
         assert page.get_by_label("Label 1", exact=True).input_value() == "foo"  # exchanged
     assert len(rows) == 6
     assert all(row["seconds"] > 0 for row in rows)
-
-
-def test_no_thread_gets_the_model_twice_while_another_waits(icl_mini):
-    """Four functions and a live view run at the same time, and all get on."""
-    turns, finished, seconds = waits.measure(icl_mini, n_edits=2)
-    table = waits.table(turns, finished, seconds).set_index("thread")
-    assert {*table.index} == {"explain", "head_effects", "locate", "trace", waits.VIEW}
-    assert (table["calls"] > 0).all()
-    assert table["turns of one other thread meanwhile"].max() == 1
-    assert table["longest wait (s)"].max() < 5 * turns.longest_turn
 
 
 @pytest.mark.parametrize("n_tokens", [14, 200])

@@ -10,6 +10,7 @@ from threading import Event, Thread, get_ident
 
 import pytest
 import torch
+import waits
 
 import icl_lens as il
 from icl_lens.models import locking
@@ -252,3 +253,13 @@ def test_threads_give_the_numbers_of_one_thread_bit_for_bit(gpt2, gpt2_batch):
         torch.testing.assert_close(
             values, alone[number % len(functions)], rtol=0, atol=0, equal_nan=True
         )
+
+
+@pytest.mark.slow
+def test_no_thread_gets_the_model_twice_while_another_waits(icl_mini):
+    """Four functions and a live view run at the same time, and all get on."""
+    turns, finished, seconds = waits.measure(icl_mini, n_edits=2)
+    table = waits.table(turns, finished, seconds).set_index("thread")
+    assert {*table.index} == {"explain", "head_effects", "locate", "trace", waits.VIEW}
+    assert (table["calls"] > 0).all()
+    assert table["turns of one other thread meanwhile"].max() == 1

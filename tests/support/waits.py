@@ -1,6 +1,6 @@
 """How long does a thread wait for the model beside three others and a live view?
 
-`python -m experiments.benchmark.waits --model smollm2-135m --out waits.csv`
+`PYTHONPATH=. python tests/support/waits.py --model smollm2-135m --out waits.csv`
 
 Four threads each loop one function on the same model, and the query of a live view is edited again
 and again. A turn is what a thread gets the model for, a forward pass as a rule. Recorded are the
