@@ -307,7 +307,8 @@ def test_commands_say_first_which_rows_and_label_words_they_use(run, tiny, tmp_p
         assert out.splitlines()[0] == (
             f"{path}: 6 rows used, in 2 classes ('yes' 3, 'no' 3); 3 skipped (2 duplicate, 1 without text or label)."
         )
-        assert out.splitlines()[1] == words
+        drawn = "40 prompts are drawn from them, with 2 different queries."
+        assert out.splitlines()[1:3] == [drawn, words]
 
 
 def test_a_bundled_model_is_said_to_know_only_its_own_words():
