@@ -86,14 +86,14 @@ def ablate(
         locating, testing = task.split_prompts(seed)
         task.print_data(console, [*locating, *testing], tokens)
         loaded = model.load()
-        model.warn_of_words(console, [*locating, *testing])
         reference, batch = (tokens.tokenize(loaded, prompts) for prompts in (locating, testing))
+        model.warn_of_words(console, [*locating, *testing])
         console.print(preview(batch))
     else:
         parsed = parse_prompt(prompt, answer)
         loaded = model.load()
-        model.warn_of_words(console, [parsed])
         batch = tokens.tokenize(loaded, [parsed])
+        model.warn_of_words(console, [parsed])
         if answer is None:
             predicted = batch.labels[int(il.score(loaded, batch)[0].argmax())]
             batch = tokens.tokenize(loaded, [parse_prompt(prompt, predicted)])

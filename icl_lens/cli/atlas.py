@@ -85,9 +85,9 @@ def atlas(
                 prompts, testing = task.split_prompts(seed)
             task.print_data(console, [*prompts, *testing], tokens)
             loaded = model.load(default_device=run.device)
-            model.warn_of_words(console, [*prompts, *testing])
             batch = tokens.tokenize(loaded, prompts)
             held_out = tokens.tokenize(loaded, testing) if testing else None
+            model.warn_of_words(console, [*prompts, *testing])
             console.print(preview(batch))
             task.print_behavior(console, loaded, tokens, n=task.n, seed=seed)
         with progress(hidden=console.quiet) as report:

@@ -99,9 +99,9 @@ def circuit(
         locating, testing = task.split_prompts(seed)
         task.print_data(console, [*locating, *testing], tokens)
         loaded = model.load(default_device=run.device)
-        model.warn_of_words(console, [*locating, *testing])
         all_prompts = tokens.tokenize(loaded, [*locating, *testing])
         ranked, tested = all_prompts[: len(locating)], all_prompts[len(locating) :]
+        model.warn_of_words(console, [*locating, *testing])
         console.print(preview(tested))
         ffns = heads.ffn_names(ModelView.of(loaded).n_layers)
         chosen_heads, how = heads.choose(loaded, ranked, by=heads.by)

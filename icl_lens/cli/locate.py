@@ -107,8 +107,8 @@ def locate(
         prompts = [*locating, *testing]
         task.print_data(console, prompts, readout)
         loaded = model.load(default_device=run.device)
-        model.warn_of_words(console, prompts)
         batch, held_out = (readout.tokenize(loaded, half) for half in (locating, testing))
+        model.warn_of_words(console, prompts)
         console.print(preview(batch))
         behavior = task.print_behavior(
             console, loaded, readout, n=task.n, seed=seed, measured=testing

@@ -127,8 +127,8 @@ class TaskOptions:
         prompts = self.prompts(n=n, seed=seed)
         self.print_data(console, prompts, tokens)
         loaded = model.load(default_device=device)
-        model.warn_of_words(console, prompts)
         batch = tokens.tokenize(loaded, prompts)
+        model.warn_of_words(console, prompts)
         console.print(preview(batch))
         return loaded, batch
 

@@ -84,8 +84,8 @@ def towers(
     scanned, tested = task.split_prompts(seed)
     task.print_data(console, [*scanned, *tested], tokens)
     loaded = model.load()
-    model.warn_of_words(console, [*scanned, *tested])
     console.print(preview(tokens.tokenize(loaded, tested[:1]), n=len(tested)))
+    model.warn_of_words(console, [*scanned, *tested])
     behavior = task.print_behavior(console, loaded, tokens, n=task.n, seed=seed, measured=tested)
     tower_heads = (
         None

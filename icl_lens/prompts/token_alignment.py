@@ -148,8 +148,8 @@ def tokenize_texts(tokenizer: Any, rendered: list[RenderedPrompt]) -> list[Token
         if len(unknown) > 10:
             words += f" and {len(unknown) - 10} more"
         raise InputError(
-            f"words must be in the tokenizer's vocabulary, got {words}; use other words or another "
-            "model"
+            f"words must be in the tokenizer's vocabulary, got {words}; use other words, or another "
+            "model: the bundled small models know only the words that they were trained on"
         )
     return texts
 

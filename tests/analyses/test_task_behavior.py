@@ -69,7 +69,8 @@ def test_models_that_do_one_thing(case, tmp_path, capsys):
             "labels": ",".join(labels) if labels else None,
         }
         capsys.readouterr()
-        locate(**options, model=str(truth.folder), n=N_PROMPTS, k=1, layout="order", device="cpu")
+        options |= {"model": str(truth.folder), "n": N_PROMPTS, "k": 1, "layout": "order"}
+        locate(**options, device="cpu", anyway=True)
         assert str(check) in " ".join(capsys.readouterr().out.split())
     assert ("not shown to learn" in str(check)) == ("learns" not in behaviors)
 
