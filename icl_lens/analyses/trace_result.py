@@ -260,11 +260,11 @@ class Trace(Result):
         return interval_text(-self.whole.value, -self.whole.high, -self.whole.low)
 
     @property
-    def _everything_exchanged(self) -> str:
-        """The start of a sentence about the log-odds if everything is exchanged."""
+    def _whole_exchange(self) -> str:
+        """What is in place of everything that the exchanges replace piece by piece, in words."""
         if self.reference:
-            return f"means over {self.reference}, at all roles of the first layer, give"
-        return "the donors themselves give"
+            return f"means over {self.reference}, at all roles of the first layer,"
+        return "the donors themselves"
 
     @property
     def finding(self) -> str:
@@ -276,9 +276,8 @@ class Trace(Result):
                 "queries give no intervals, so that nothing is concluded."
             )
         if not self.whole.low > 0:
-            exchanged = "means at all roles" if self.reference else "the donors themselves"
             return (
-                f"It is not shown that {exchanged} lower the answer's log-odds, so that there is "
+                f"It is not shown that {self._whole_exchange} lower the answer's log-odds, so that there is "
                 f"nothing to trace (difference, nats: {self._donor_difference})."
             )
         compared = "zero" if self.control_lost is None else "the control"
@@ -353,9 +352,9 @@ class Trace(Result):
             *self._estimate_sentences,
             f"A layer is named if the exchange there costs more than {compared} (the interval of "
             "the difference is above zero), at least half of the largest such difference of the "
-            f"site, and {MIN_SHARE:.0%} of what the donors themselves cost.",
+            f"site, and {MIN_SHARE:.0%} of what {self._whole_exchange} cost.",
             f"Without exchange, the answer's log-odds are {signed(self.log_odds.mean())} nats; "
-            f"{self._everything_exchanged} {signed(self.donor_log_odds.mean())} (difference "
+            f"{self._whole_exchange} give {signed(self.donor_log_odds.mean())} (difference "
             f"{self._donor_difference}).",
             *([edits_note(self.edits)] if self.edits else []),
         )

@@ -70,9 +70,9 @@ def _content() -> dict[str, Any]:
 def published_heads(name: str) -> PublishedHeads:
     """Return the function-vector heads that Todd et al. list for a model, with their scores.
 
-    `name` is the model's: "gpt-j", "gpt-neox", "llama-2-7b", "llama-2-13b" or "llama-2-70b"; upper and lower
-    case are the same. The score of a head is its average indirect effect over the authors' tasks: how
-    much of the answer's probability its mean output recovers on prompts with shuffled labels, as
+    `name` is the model's: "gpt-j", "gpt-neox", "llama-2-7b", "llama-2-13b" or "llama-2-70b", in any
+    case. The score of a head is its average indirect effect over the authors' tasks: how much of
+    the answer's probability its mean output recovers on prompts with shuffled labels, as
     `indirect_effect` of an atlas on one task. `atlas.with_scores(…)` takes the list as a column.
 
     Raise InputError for another model. Source and license: the attributes of these names.

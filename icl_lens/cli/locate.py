@@ -115,7 +115,7 @@ def locate(
         )
         if behavior is not None and behavior.lacks_task and not rank.anyway:
             raise InputError(
-                "the model is not shown to do this task, so there is no answer for heads to carry; "
+                "the model is not shown to do this task, so that heads cannot be shown to carry it; "
                 "pass --anyway to locate heads all the same, or change the task's format "
                 "(--separator, --labels, --demonstrations)"
             )

@@ -377,8 +377,8 @@ class Circuit(Result):
             interval = signed_ends(group["low"], group["high"])
             difference = signed_ends(group["difference_low"], group["difference_high"])
             control = group["control"]
-            shown = "–" if math.isnan(control) else control
-            rows.append((group["group"], group["effect"], interval, shown, difference))
+            control_cell = "–" if math.isnan(control) else control
+            rows.append((group["group"], group["effect"], interval, control_cell, difference))
         note = (
             "Groups: edges from a third of the layers; embeddings are in the first third. Random "
             "heads: the drop when the same group is removed from random heads of the same layers. "

@@ -21,7 +21,7 @@ def unbridged(model: Any) -> Any:
     """Return a copy of the Hugging Face model in a bridge that shares the memory of its weights and
     buffers and has its own modules in place of those that the bridge put there.
 
-    The bridge stays as it is, since other threads may read it.
+    The bridge does not change, since other threads may read it.
     """
     hf_model = model.original_model
     copies = _shared_weights(hf_model)

@@ -206,7 +206,7 @@ def test_planted_towers_are_seen_and_copying_the_last_label_is_not(setting, tmp_
 
 
 CLAIMS = {
-    "bakalova2025": [None],
+    "bakalova2025": [False],  # texts reach the labels of their own demonstrations only
     "cho2024": [None, None],
     "feucht2025": [False, False],  # it copies no random tokens, and labels without words' concepts
     "halawi2023": [False, False],
@@ -241,6 +241,7 @@ def test_a_claim_of_the_literature_holds_where_it_must(claim, load_once, monkeyp
 
 PLANTED_CLAIMS = [
     ("untrained", "bakalova2025", ["not shown"]),
+    ("two-tower", "bakalova2025", ["does not hold"]),  # each demonstration is read alone
     ("untrained", "wang2023", ["not shown", "not shown"]),
     ("last-label", "wang2023", ["not shown", "not shown"]),
     ("two-tower", "wang2023", ["holds", "holds"]),
