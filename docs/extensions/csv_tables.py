@@ -14,10 +14,12 @@ BLOCK = re.compile(r"^```\{results-table\} (\S+)\n(.*?)^```", re.MULTILINE | re.
 
 
 def number(value: float, unit: str) -> str:
-    """Return a number as pages show it: one decimal for percent, otherwise two; empty for NaN."""
+    """Return a number as pages show it: one decimal for percent and points, otherwise two; empty for
+    NaN.
+    """
     if value != value:
         return ""
-    text = f"{value:.{1 if unit == '%' else 2}f}"
+    text = f"{value:.{1 if unit in ('%', 'points') else 2}f}"
     return text.replace("-", "−") if float(text) else text.lstrip("-")
 
 

@@ -1,4 +1,4 @@
-"""Define edits as values, and run them in `with` blocks and for scores, in the fastest exact way.
+"""Define edits as values, and run them, in blocks and for scores, in the fastest exact way.
 
 An edit says which heads or sites it changes, at which position, and what is written there:
 

@@ -107,7 +107,11 @@ def circuit(circuit: Circuit, *, n: int = 30, width: float = PAGE) -> Figure:
     ax.tick_params(left=False, labelleft=True)
     ax.spines[:].set_visible(False)
     figure.legend(
-        handles=_legend(largest), loc="outside lower center", ncols=2, frameon=False, fontsize=7
+        handles=_legend(graph, largest),
+        loc="outside lower center",
+        ncols=2,
+        frameon=False,
+        fontsize=7,
     )
     return figure
 
@@ -297,7 +301,12 @@ def _node_text(node: Node | Port) -> str:
     return "in" if node[2] == "mlp_in" else node[2]
 
 
-def _legend(largest: float) -> list[Line2D]:
+def _legend(graph: nx.DiGraph, largest: float) -> list[Line2D]:
+    """Return what colors, lines and letters mean; `largest` is the strongest edge's effect."""
+    letters = "q, k, v: read in the query, keys, values"
+    if any(len(node) == 3 and node[2] == "mlp_in" for node in graph):
+        letters += "; in: by an FFN"
+
     def line(label: str, color: str = BLUE, width: float = 1.5, **style: Any) -> Line2D:
         return Line2D([], [], color=color, linewidth=width, label=label, **style)
 
@@ -306,7 +315,7 @@ def _legend(largest: float) -> list[Line2D]:
         line("removing it raises them", ORANGE),
         line("95% interval includes 0", linestyle="dashed", alpha=0.65),
         line(f"change of {largest:.2g} nats", width=MAX_LINE_WIDTH),
-        line("q, k, v: read in the query, keys, values; in: by an FFN", linestyle="none"),
+        line(letters, linestyle="none"),
         line("F0: FFN of layer 0; L1H2: head 2 of layer 1", linestyle="none"),
     ]
 
