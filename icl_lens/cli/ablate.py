@@ -120,7 +120,7 @@ def ablate(
     about = {"model": ModelView.of(loaded).name, "command": shlex.join(["icl-lens", *sys.argv[1:]])}
     page_texts = {
         "text": batch.texts[0],
-        "chosen": f"{how.capitalize()}.",
+        "chosen": f"{how[:1].upper()}{how[1:]}.",
         "behavior": str(behavior or ""),
     }
     page = output.write(lambda: page_of(ablation, **page_texts, **about))

@@ -136,7 +136,7 @@ def circuit(
         }
         page_texts = {
             "text": tested.texts[0],
-            "chosen": f"{how.capitalize()}.",
+            "chosen": f"{how[:1].upper()}{how[1:]}.",
             "behavior": str(behavior or ""),
         }
         page = output.write(lambda: page_of(located_circuit, **page_texts, **about))

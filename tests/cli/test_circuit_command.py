@@ -186,13 +186,14 @@ def test_heads_act_where_reader_at_says(inputs, gpt2, words, tmp_path, monkeypat
 
 
 def test_ffns_read_edges_if_named(inputs, tmp_path, monkeypatch, capsys):
-    numbers = tmp_path / "circuit.json"
-    options = ["--ffns", "0,2", "--edges", 2, "--json", numbers]
+    page, numbers = tmp_path / "circuit.html", tmp_path / "circuit.json"
+    options = ["--ffns", "0,2", "--edges", 2, "--html", page, "--json", numbers]
     code, output, _ = call(monkeypatch, capsys, *inputs, *options)
     assert code == 0
     text = " ".join(output.split())
     assert "L2H0, L1H3, F0, F2, named in --heads, and FFNs named in --ffns" in text
     assert "into 2 heads and 2 FFNs" in text
+    assert "FFNs named in --ffns" in Page(page.read_text()).text
     assert il.results.Circuit.load(numbers).readers == (*HEADS, "F0", "F2")
 
 
