@@ -1,7 +1,8 @@
 """Answer one question with several measures: what commands compute, and what they return.
 
-1. `explain` describes a model on one prompt (its sections are computed in `explain_sections`) and
-   returns an `explanation`, made of typed `sections`; `comparison` compares two of them.
+1. `explain` describes a model on one prompt (its sections are computed in `explain_sections` and
+   `explain_heads`) and returns an `explanation`, made of typed `sections`; `comparison` compares
+   two of them.
 2. `model_comparison` compares two models over many prompts.
 3. `task_behavior`, and `pair_behavior` for pairs, say what a model does on a task (a `check`).
 4. `two_towers` tests whether heads work as two towers and returns a `two_towers_result`.

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.analyses import explain_sections
+from icl_lens.analyses.explain_heads import head_reports
 from icl_lens.analyses.explain_sections import ScoredPrompt
 from icl_lens.analyses.explanation import Explanation
 from icl_lens.analyses.sections import Settings
@@ -164,7 +165,7 @@ def _explained(
     added = explain_sections.demonstrations(scored, attempts, cached)
     del cached
     report(3)
-    heads = tuple(explain_sections.head_reports(scored, located, head_scores, single, attempts))
+    heads = tuple(head_reports(scored, located, head_scores, single, attempts))
     report(4)
     model_input = explain_sections.inputs(scored)
     explanation = Explanation(

@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from icl_lens.measures.head_measures import DirectInputs, DirectScores
 from icl_lens.measures.label_attention import attention_by_truth, true_and_false_labels
-from icl_lens.measures.locate import DirectInputs, DirectScores
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Demonstration, Prompt

@@ -268,7 +268,7 @@ class Edit:
 
     write_rows: ClassVar[Callable[..., None] | None] = None
     """If defined, writes z of all rows of one token that the type edits at once, instead of
-    `write_attention`; see `row_pass`."""
+    `write_attention`; see `last_token_pass`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,9 @@
 """Cache what rows of one token after each prompt need: keys, values and last activations.
 
 An edit at the last position does not change earlier positions. So one pass over the prompts fills
-the cache, and edits then run as single-token rows in one batch (`row_pass`). PrefixCacheUnsupported
-is raised if the model already has hooks or edits, and where a row without edits differs from the
-pass that filled the cache, as in families with another kind of attention.
+the cache, and edits then run as single-token rows in one batch (`last_token_pass`).
+PrefixCacheUnsupported is raised if the model already has hooks or edits, and where a row without
+edits differs from the pass that filled the cache, as in families with another kind of attention.
 """
 
 from collections.abc import Sequence

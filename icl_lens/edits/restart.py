@@ -30,13 +30,13 @@ from icl_lens.edits.edit import (
     writes_at,
 )
 from icl_lens.edits.edit_checks import CLEAN_TOLERANCE
-from icl_lens.edits.pass_rows import passes
 from icl_lens.edits.prompt_cache import (
     CACHE_ERRORS,
     holds_all_layers,
     new_cache,
     raise_out_of_memory,
 )
+from icl_lens.edits.restart_passes import passes
 from icl_lens.edits.site_hooks import SiteWriter
 from icl_lens.models.identity import reads_only_earlier_tokens
 from icl_lens.models.inference import log_probs_of

@@ -32,10 +32,10 @@ from icl_lens.edits.edit import (
 )
 from icl_lens.edits.edit_checks import CLEAN_TOLERANCE, checked_heads
 from icl_lens.edits.editor import editing
+from icl_lens.edits.last_token_rows import score_rows
 from icl_lens.edits.patch import Align, HeadActivation, Patch
 from icl_lens.edits.prefix_cache import PrefixCache
 from icl_lens.edits.restart import Read, ReadAmong, score_restarted
-from icl_lens.edits.rows import score_rows
 from icl_lens.errors import InputError, check_at_least, short_repr
 from icl_lens.models.active_edits import DESCRIBE
 from icl_lens.models.head import AnyHead

@@ -15,7 +15,7 @@ from launches import contents
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.measures import locate as locating
+from icl_lens.measures import head_measures
 from icl_lens.models.view import ModelView
 from icl_lens.reading.increases import every_head_increase
 from icl_lens.reading.scored_tokens import check_against_ids
@@ -125,11 +125,11 @@ def test_folded_is_unfolded(load_tiny, name, bias, monkeypatch):
 
 def test_groups_cut_anywhere_give_the_same_mean(gpt2, many, every_increase, monkeypatch):
     """Groups of prompts share one product of W_O and W_U per head."""
-    monkeypatch.setattr(locating, "min_prompts_to_fold", lambda d_head, d_model: 3)
+    monkeypatch.setattr(head_measures, "min_prompts_to_fold", lambda d_head, d_model: 3)
     monkeypatch.setattr("icl_lens.reading.increases.min_prompts_to_fold", lambda d_head, d_model: 3)
     sizes = []
     for logit_bytes in (4, 10**9):
-        monkeypatch.setattr(locating, "LOGIT_BYTES", logit_bytes)
+        monkeypatch.setattr(head_measures, "LOGIT_BYTES", logit_bytes)
         progress = {}
         run = il.Run(
             memory=2**20,
@@ -225,7 +225,7 @@ def test_contrast_is_taken_up_again(gpt2, many, tmp_path, monkeypatch, which):
     (tmp_path / parts[3]).unlink()
     captured = []
     monkeypatch.setattr(
-        locating,
+        head_measures,
         "capture",
         lambda model, batch: captured.append(len(batch)) or il.capture(model, batch),
     )

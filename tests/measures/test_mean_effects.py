@@ -113,7 +113,7 @@ def test_effects_that_are_not_finite_are_named(gpt2, many, monkeypatch):
         located.log_prob[0, 1, 2] = torch.inf
         return located
 
-    monkeypatch.setattr("icl_lens.measures.locate.exact_effects", broken)
+    monkeypatch.setattr("icl_lens.measures.head_measures.exact_effects", broken)
     with pytest.raises(il.InputError, match=r"mean log_prob of L1H2 is NaN or infinite"):
         il.locate(gpt2, many, by="effect")
 
