@@ -59,8 +59,8 @@ STUDIES = (
     Study(SMOLLM2, "joy-number", FOO, 12, tuple(range(0, 30, 4)), path=WORDS),
     Study(QWEN, "animal-country", FOO, 10, tuple(range(0, 24, 4))),
     Study(QWEN, "sentiment-number", FOO, 10, tuple(range(0, 24, 4))),
-    Study(QWEN_LARGE, "animal-country", FOO, 10, tuple(range(0, 28, 5)), ("query", "labels")),
-    Study(QWEN_LARGE, "sentiment-number", FOO, 10, tuple(range(0, 28, 5)), ("query", "labels")),
+    Study(QWEN_LARGE, "animal-country", FOO, 10, tuple(range(0, 28, 5))),
+    Study(QWEN_LARGE, "sentiment-number", FOO, 10, tuple(range(0, 28, 5))),
 )
 BATCH_SIZE = 2
 """Prompts at a time: a run that is interrupted loses no more."""
