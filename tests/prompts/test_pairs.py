@@ -454,6 +454,7 @@ def test_task_check_of_answers_by_a_rule(gpt2, tmp_path, monkeypatch, rule):
     assert (check.shown, check.last_output, check.n_prompts, check.n_queries) == (0, 0, 30, 10)
     check_behaviors_of_pairs(check, behaviors)
     assert check.does_task == (rule in ("learns", "maps"))
+    assert check.lacks_task == (rule in ("copies", "first")), "who knows answers does the task"
     assert ("is not shown to matter" in str(check)) == (rule == "learns")
 
 
