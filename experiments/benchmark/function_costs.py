@@ -19,6 +19,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -102,6 +103,12 @@ class Case:
         return il.capture(self.model, self.batch, writers=True)
 
     @cached_property
+    def cache(self) -> Any:
+        """TransformerLens's own cache, whose memory is the caller's."""
+        mask = self.batch.attention_mask
+        return self.model.run_with_cache(self.batch.tokens, attention_mask=mask)[1]
+
+    @cached_property
     def heads(self) -> list[il.Head]:
         """One head each of three layers."""
         n_layers = self.model.cfg.n_layers
@@ -142,12 +149,6 @@ def _reweighted(case: Case) -> Any:
     return case.scored_in(il.Reweight(case.heads, weights, renormalize=True))
 
 
-def _from_cache(case: Case) -> Any:
-    mask = case.batch.attention_mask
-    _, cache = case.model.run_with_cache(case.batch.tokens, attention_mask=mask)
-    return il.Activations.from_cache(case.model, cache, case.batch)
-
-
 CALLS: dict[str, Callable[[Case], Any]] = {
     "score": lambda c: il.score(c.model, c.batch),
     "score, sets": lambda c: il.score(c.model, c.batch, c.sets),
@@ -155,7 +156,7 @@ CALLS: dict[str, Callable[[Case], Any]] = {
     "Text": lambda c: il.tokenize(c.model, [il.Text(text) for text in c.batch.texts]),
     "capture": lambda c: il.capture(c.model, c.batch),
     "capture, writers": lambda c: il.capture(c.model, c.batch, writers=True),
-    "Activations.from_cache": _from_cache,
+    "Activations.from_cache": lambda c: il.Activations.from_cache(c.model, c.cache, c.batch),
     "whole_label_log_probs": lambda c: il.whole_label_log_probs(c.model, c.batch),
     "layer_log_prob_increase": lambda c: il.layer_log_prob_increase(c.acts),
     "head_log_prob_increase": lambda c: il.head_log_prob_increase(c.acts),
@@ -309,6 +310,8 @@ def measure(
     """Return the cost of one call in this process, which first reads the weights; a fork maps no
     pages of files. `forward` is that of one pass, in seconds or operations."""
     read_weights(case.model)
+    if name == "Activations.from_cache":
+        _ = case.cache
     reset_peak()
     loaded, _ = resident()
     if name.startswith(("layer", "head_log", "subhead", "neuron", "top", "html")):
@@ -320,12 +323,11 @@ def measure(
         raise OutOfTime
 
     signal.signal(signal.SIGPROF, stop)
-    start, is_stopped, error, n_operations = time.process_time(), False, "", 0.0
+    start, is_stopped, error = time.process_time(), False, ""
+    counter = FlopCounterMode(display=False)
     signal.setitimer(signal.ITIMER_PROF, limit)
     try:
-        if counts_operations:
-            n_operations = operations(lambda: CALLS[name](case))
-        else:
+        with counter if counts_operations else nullcontext():
             CALLS[name](case)
     except OutOfTime:
         is_stopped = True
@@ -333,8 +335,9 @@ def measure(
         error = f"{type(raised).__name__}: {raised}"[:200]
     signal.setitimer(signal.ITIMER_PROF, 0)
     seconds = time.process_time() - start
+    cost = float(counter.get_total_flops()) if counts_operations else seconds
     return {
-        "forwards": (n_operations if counts_operations else seconds) / forward / n_prompts(name),
+        "forwards": cost / forward / n_prompts(name),
         "seconds": seconds,
         "peak": resident()[1] - loaded,
         "is_stopped": is_stopped,
@@ -376,17 +379,20 @@ def run(
 ) -> None:
     """Measure calls that the file lacks, each in a new process, and add them to it.
 
-    A pass is measured just before each call, so that both run under the same load."""
+    A pass is timed just before each call, so that both run under the same load; operations of a
+    pass are counted once."""
     lines = path.read_text().splitlines() if path.exists() else []
     measured = {(cost["name"], cost["length"]) for cost in map(json.loads, lines)}
     for length in lengths:
         case = Case(model, length)
         _ = case.prompts, case.batch, case.other, case.four
         print(length, case.batch, flush=True)
+        forward: dict[str, float] = {}
         for name in names:
             if (name, length) in measured:
                 continue
-            forward = forward_cost(case, counts_operations=counts_operations)
+            if not (forward and counts_operations):
+                forward = forward_cost(case, counts_operations=counts_operations)
             cost = {"name": name, "length": length, **forward}
             cost |= in_child(
                 case, name, forward["forward_s"], limit, counts_operations=counts_operations

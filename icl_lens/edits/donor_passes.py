@@ -28,6 +28,7 @@ from icl_lens.edits.prompt_cache import (
 )
 from icl_lens.errors import InputError
 from icl_lens.models.active_edits import edits_disabled
+from icl_lens.models.identity import reads_only_earlier_tokens
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.memory import PASS_BYTES, PASS_TOKENS
 from icl_lens.models.sizes import make_room, pass_bytes
@@ -93,6 +94,12 @@ class Prefixes:
     """The first prompts with what rows of one token need; None if it cannot be used."""
 
     @classmethod
+    def empty(cls, view: ModelView) -> "Prefixes":
+        """Return no prompts; `record` adds the donors that it keeps."""
+        is_usable = not view.has_hooks and reads_only_earlier_tokens(view.model)
+        return cls(view, is_usable=is_usable and new_cache(view) is not None)
+
+    @classmethod
     def of(cls, view: ModelView, batch: PromptBatch) -> "Prefixes":
         """Run prompts and keep their keys and values, for donors and for single-token rows."""
         prefixes, cache = cls(view), new_cache(view)
@@ -101,8 +108,6 @@ class Prefixes:
             try:
                 rows = PrefixCache.of(view, batch, tokens=batch.label_tokens, past=cache)
                 prefixes.add(batch, cache)
-                if prefixes.is_usable:
-                    _share_memory(cache, rows)
             except (PrefixCacheUnsupported, InputError, *CACHE_ERRORS) as error:
                 raise_out_of_memory(error)
         prefixes.is_usable &= rows is not None
@@ -151,22 +156,8 @@ def _n_shared(prompt: Sequence[int], ids: Sequence[int]) -> int:
     return n_shared
 
 
-# Keys of two caches that differ by no more than this are equal.
-ROUNDING = 1e-5
-
 Recording = dict[tuple[str, int], Tensor]
 """(part, layer) -> what is recorded of rows; ("labels", -1) -> the labels' log-probabilities."""
-
-
-def _share_memory(cache: Any, rows: PrefixCache) -> None:
-    """Share tensors between a cache of Hugging Face and one of rows where they are equal."""
-    for number, layer in enumerate(cache.layers):
-        same = rows.keys[number]
-        for name, ours in (("keys", same.k), ("values", same.v)):
-            theirs = getattr(layer, name)
-            is_same_kind = theirs.shape == ours.shape and theirs.dtype == ours.dtype
-            if is_same_kind and torch.allclose(theirs, ours, rtol=ROUNDING, atol=ROUNDING):
-                setattr(layer, name, ours)
 
 
 def record(
@@ -187,7 +178,7 @@ def record(
     batch = donor.batch
     at, slots = _places_by_row(donor)
     starts = [(0, 0)] * len(batch)
-    if prefixes is not None and prefixes.is_usable and not keep:
+    if prefixes is not None and prefixes.is_usable and prefixes.ids and not keep:
         starts = _longest_starts(prefixes, batch, at if set(parts) & {"k", "v"} else None)
     run = partial(_record_rows, view, batch, at, donor.has_queries, layers, parts)
     order: list[int] = []
@@ -239,7 +230,11 @@ def _record_pass(
         return run(rows)
     if keep:
         cache = new_cache(prefixes.view)
-        recording = run(rows, Pasts(cache, [0] * len(rows)))
+        try:
+            recording = run(rows, Pasts(cache, [0] * len(rows)))
+        except CACHE_ERRORS as error:
+            raise_out_of_memory(error)
+            return None
         prefixes.add(batch[rows], cache)
         return recording
     return _checked(run, rows, prefixes, prefixes.pasts([starts[row] for row in rows]))
@@ -374,12 +369,12 @@ def _run(
         return x[:, :1] if last is None else x[torch.arange(len(x)), last, None]
 
     n_rows, n_tokens = tokens.shape
-    make_room(view, n_rows, n_tokens, mask.shape[1])
+    room = make_room(view, n_rows, n_tokens, mask.shape[1])
     with (
         torch.no_grad(),
         view.inference_pass() as kwargs,
         edits_disabled(view),
-        view.model.hooks(fwd_hooks=[*hooks, (view.last_logits_hook, select)]),
+        view.model.hooks(fwd_hooks=[*room, *hooks, (view.last_logits_hook, select)]),
     ):
         cached = {} if past is None else {"use_cache": True, "past_key_values": past}
         return view.model(tokens, attention_mask=mask, return_type="logits", **kwargs | cached)[

@@ -28,6 +28,9 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.reading.block_inputs import BlockInputs
 from icl_lens.reading.passes import last_logits
 
+# Keys of two caches that differ by no more than this are equal.
+ROUNDING = 1e-5
+
 
 class PrefixCacheUnsupported(Exception):
     """Raised, with the reason, when the cache cannot reproduce a full forward pass."""
@@ -64,7 +67,7 @@ class PrefixCache:
 
         With `attention`, rows may have edits of attention. With `tokens`, they have logits of these
         tokens only, if they can be computed from the unembedding. The pass also fills `past`, an
-        empty cache of Hugging Face.
+        empty cache of Hugging Face, which shares our keys and values from layer to layer.
         """
         if view.has_hooks:
             raise PrefixCacheUnsupported("other hooks or edits are active on the model")
@@ -84,6 +87,8 @@ class PrefixCache:
             def hook_fn(value: Tensor, hook: Any) -> None:
                 keys[layer] = LayerKVCache.of(values[layer], batch, editable=attention)
                 values[layer].seen.clear()
+                if past is not None:
+                    _share_memory(past.layers[layer], keys[layer])
                 z[layer] = at_last(value)
 
             return hook_fn
@@ -136,6 +141,15 @@ class PrefixCache:
                 f"{what} differs from the model's in layer {layer} of {self.view.architecture} "
                 f"(relative error {error:.1e})"
             )
+
+
+def _share_memory(theirs: Any, ours: LayerKVCache) -> None:
+    """Let a layer of Hugging Face's cache have our keys and values where they are equal."""
+    for name, x in (("keys", ours.k), ("values", ours.v)):
+        stored = getattr(theirs, name)
+        is_same_kind = stored.shape == x.shape and stored.dtype == x.dtype
+        if is_same_kind and torch.allclose(stored, x, rtol=ROUNDING, atol=ROUNDING):
+            setattr(theirs, name, x)
 
 
 def _columns(

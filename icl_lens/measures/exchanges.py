@@ -75,6 +75,10 @@ EXCHANGES = (
     Exchange("query: same class", "same class", None, None, "same"),
 )
 SINGLE = EXCHANGES[:3]
+# Donors that begin like "texts", which runs first, and those that begin like the prompts. Rows of
+# "own text" differ in length, so that passes that continue a cache are tested once.
+LIKE_TEXTS: tuple[DonorName, ...] = ("texts", "other texts")
+LIKE_PROMPTS: tuple[DonorName, ...] = ("own text", "query", "same class", "labels")
 
 ExchangeSets = Sequence[tuple[Exchange, Sequence[Head]]]
 """Exchanges, each with the heads in which it is made."""
@@ -273,8 +277,9 @@ def exchange_scores(
     first_reason = ""
     for start in range(0, n_prompts, size):
         piece = prompts.select(range(start, min(start + size, n_prompts)))
+        recordings = _recordings(view, piece, sets, LIKE_TEXTS, Prefixes.empty(view))
         prefixes = Prefixes.of(view, piece.batch)
-        recordings = _recordings(view, piece, sets, prefixes)
+        recordings |= _recordings(view, piece, sets, LIKE_PROMPTS, prefixes)
         for name, recording in recordings.items():
             if recording.log_probs is not None:
                 donor_pieces.setdefault(name, []).append(recording.log_probs.cpu())
@@ -297,9 +302,13 @@ def exchange_scores(
 
 
 def _recordings(
-    view: ModelView, prompts: TowerPrompts, sets: ExchangeSets, prefixes: Prefixes
+    view: ModelView,
+    prompts: TowerPrompts,
+    sets: ExchangeSets,
+    names: Sequence[DonorName],
+    prefixes: Prefixes,
 ) -> dict[str, DonorRecording]:
-    """Run the donors that exchanges need, and return what they give, by donor."""
+    """Run the donors of these names that exchanges need, and return what they give, by donor."""
     layers: set[int] = set()
     for _, heads in sets:
         layers |= {head.layer for head in heads}
@@ -309,11 +318,13 @@ def _recordings(
             if name is not None:
                 parts_of_donor.setdefault(name, []).append(part)
     recordings: dict[str, DonorRecording] = {}
-    # Other donors begin like "texts", which therefore runs first.
-    for name in sorted(parts_of_donor, key=lambda name: name != "texts"):
-        donor, parts = prompts.donor(name), parts_of_donor[name]
-        is_kept = name == "texts"
-        recordings[name] = record(view, donor, sorted(layers), parts, prefixes, keep=is_kept)
+    for name in names:
+        if name in parts_of_donor:
+            parts = parts_of_donor[name]
+            is_kept = name == "texts" and "other texts" in parts_of_donor
+            recordings[name] = record(
+                view, prompts.donor(name), sorted(layers), parts, prefixes, keep=is_kept
+            )
     return recordings
 
 
@@ -349,8 +360,10 @@ def _piece_scores(
 
 
 def n_exchanged(view: ModelView, prompts: TowerPrompts, memory: int = BUDGET) -> int:
-    """Return how many of the prompts `exchange_scores` runs at a time; donors' caches take as much
-    as the prompts'.
+    """Return how many of the prompts `exchange_scores` runs at a time.
+
+    Their keys take half of the memory, because some models need two caches of them: Hugging Face's
+    and that of single-token rows.
     """
     options: dict[str, Any] = {"pass_tokens": PASS_TOKENS, "n_rows": 1, "attention": False}
     return max_prompts(view, prompts.batch, memory=memory // 2, **options)

@@ -76,12 +76,12 @@ def last_logits(
     is_compared = is_new_kind(model, batch.last) and not view.has_hooks
     cached = {} if past is None else {"use_cache": True, "past_key_values": past}
     n_tokens = batch.tokens.shape[1]
-    make_room(view, len(batch), n_tokens - first, n_tokens)
+    room = make_room(view, len(batch), n_tokens - first, n_tokens)
     try:
         with (
             torch.no_grad(),
             view.inference_pass(is_compared=is_compared) as kwargs,
-            model.hooks(fwd_hooks=[*hooks, (view.last_logits_hook, only_last)]),
+            model.hooks(fwd_hooks=[*room, *hooks, (view.last_logits_hook, only_last)]),
         ):
             passed = {
                 "attention_mask": batch.attention_mask,

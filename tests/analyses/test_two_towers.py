@@ -5,6 +5,7 @@ the sweep.
 import io
 import json
 import shlex
+import weakref
 from collections import Counter
 from dataclasses import replace
 from itertools import chain
@@ -164,7 +165,7 @@ def test_rows_of_a_model_whose_caches_are_wrong_get_a_plain_pass(tiny_run, monke
         output = run(model, batch, hooks, past)
         passes.append(past is not None)
         for layer in () if past is None else past.layers:
-            layer.keys.add_(1.0)
+            layer.keys = layer.keys + 1.0
         return output
 
     monkeypatch.setattr(prefix_cache, "last_logits", wrong)
@@ -693,6 +694,26 @@ def test_a_pass_over_donors_copies_the_keys_of_one_layer_at_a_time(tiny_run):
         held += [x for x in vars(layer).values() if isinstance(x, torch.Tensor)]
     assert not any(x.is_floating_point() for x in held)
     assert stored.keys.data_ptr() == prefixes.rows.keys[1].k.data_ptr()
+
+
+def test_keys_of_donors_are_forgotten_before_those_of_the_prompts_are_kept(tiny_run, monkeypatch):
+    _, view, prompts = tiny_run
+    layers_of_donors, n_alive = [], []
+    add, prefixes_of = Prefixes.add, Prefixes.of
+
+    def noted(prefixes, batch, cache):
+        layers_of_donors.extend(map(weakref.ref, cache.layers))
+        add(prefixes, batch, cache)
+
+    def counted_alive(view, batch):
+        n_alive.append(sum(layer() is not None for layer in layers_of_donors))
+        assert len(layers_of_donors) == view.n_layers
+        return prefixes_of(view, batch)
+
+    monkeypatch.setattr(Prefixes, "add", noted)
+    monkeypatch.setattr(Prefixes, "of", counted_alive)
+    exchange_scores(view, prompts, [(exchange, HEADS) for exchange in EXCHANGES])
+    assert n_alive == [0]
 
 
 @pytest.mark.slow

@@ -13,10 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import icl_lens as il
+from icl_lens.edits.prefix_cache import PrefixCache
+from icl_lens.edits.prompt_cache import new_cache
 from icl_lens.measures.saliency import KINDS
 from icl_lens.models import identity, sizes
 from icl_lens.models.memory import release_freed_memory
 from icl_lens.models.readout import Readout
+from icl_lens.models.sizes import key_bytes
+from icl_lens.models.view import ModelView
 
 N_LAYERS, N_HEADS = 10, 4
 SEVERAL_LAYERS = N_LAYERS - 1
@@ -220,15 +224,29 @@ def test_a_gradient_gives_freed_memory_back_at_each_layer(model, monkeypatch):
     assert len(n_released) >= N_LAYERS
 
 
-@pytest.mark.parametrize(("limit", "n_calls"), [(1, 1), (2**40, 0)])
-def test_freed_memory_is_given_back_before_a_pass_over_a_long_prompt(
-    model, monkeypatch, limit, n_calls
+@pytest.mark.parametrize(("share", "n_calls"), [(0.4, 0), (0.6, 1), (1.1, 1 + N_LAYERS)])
+def test_freed_memory_is_given_back_before_a_large_pass_and_each_layer_of_a_larger_one(
+    model, monkeypatch, share, n_calls
 ):
+    """The share is the pass's of what a pass may take."""
     n_released = []
-    monkeypatch.setattr(sizes, "PASS_BYTES", limit)
+    n_bytes = sizes.pass_bytes(ModelView.of(model), prompts_of(model, 1).tokens.shape[1])
+    monkeypatch.setattr(sizes, "PASS_BYTES", int(n_bytes / share))
     monkeypatch.setattr(sizes, "release_freed_memory", lambda: n_released.append(1))
     il.score(model, prompts_of(model, 1))
     assert len(n_released) == n_calls
+
+
+def test_two_caches_of_a_pass_share_keys_from_layer_to_layer(model):
+    """Hugging Face's cache, and that of single-token rows."""
+    view, batch = ModelView.of(model), prompts_of(model, 2)
+    PrefixCache.of(view, batch)  # the first batch is also run by the Hugging Face model
+    with LiveMemory() as one:
+        PrefixCache.of(view, batch)
+    with LiveMemory() as both:
+        PrefixCache.of(view, batch, past=new_cache(view))
+    of_all_layers = len(batch) * key_bytes(view, batch.tokens.shape[1])
+    assert both.peak < one.peak + of_all_layers / 2
 
 
 @pytest.mark.slow
