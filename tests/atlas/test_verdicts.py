@@ -49,6 +49,15 @@ def test_the_finding_counts_heads_and_the_heads_of_each_kind():
     assert untested.finding == "1 score of 9 heads of tiny; none of them was tested for kinds."
 
 
+def test_a_kind_with_another_name_than_its_score_is_explained():
+    """Induction is named by the score of that name; "needed" by another, if a head has it."""
+    page = made_up({"induction": {(1, 1): 1e-4}, "effect": {(1, 1): 1e-4}}).to_markdown()
+    assert "“needed” is named by zeroed alone." in page
+    assert "“induction” is named by" not in page
+    no_needed_head = made_up({"induction": {(1, 1): 1e-4}, "effect": {}})
+    assert "is named by" not in no_needed_head.to_markdown()
+
+
 def test_the_summary_names_the_nulls_that_were_used_and_the_kinds_that_were_not_tested():
     turned, average = "turned against their keys", "the average head on the same prompts"
     of_weights = made_up({"induction": {}}).summary()
