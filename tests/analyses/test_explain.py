@@ -133,6 +133,20 @@ def test_without_an_answer_the_models_choice_is_explained(gpt2):
     assert against.all_heads.increase != explanation.all_heads.increase
 
 
+def test_each_label_says_what_it_is(explanation):
+    """The answer is what is explained; the model's label is named by how probable it is."""
+    answer, other = "foo", "bar"
+    assert explanation.target == explanation.answer == answer
+    wrong = replace(explanation, scores=replace(explanation.scores, log_probs=(-3.0, -0.1)))
+    if explanation.labels[0] == other:
+        wrong = replace(explanation, scores=replace(explanation.scores, log_probs=(-0.1, -3.0)))
+    assert wrong.predicted == other
+    assert wrong.answer_notes(answer) == ["correct answer", "explained"]
+    assert wrong.answer_notes(other) in (["predicted"], ["most probable label"])
+    no_answer = replace(wrong, input=replace(wrong.input, prompt=il.Prompt.parse(families.PROMPT)))
+    assert "correct answer" not in no_answer.answer_notes(answer)
+
+
 def test_conventions_are_kept_in_the_result(gpt2, explanation):
     with_own_norm = il.explain(
         gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), final_norm="own", bias=False, k=5
