@@ -174,8 +174,8 @@ class TaskOptions:
             console, model, tokens, sizes=sizes, seed=seed, only_stored=size < MIN_PROMPTS
         )
         if behavior is None:
-            too_few = f"Fewer than {MIN_PROMPTS} prompts are too few to check the task"
-            console.print(Text(f"{too_few}; icl-lens check does it.\n", "dim"))
+            unchecked = f"The task was not checked, because there are fewer than {MIN_PROMPTS} prompts"
+            console.print(Text(f"{unchecked} (icl-lens check checks it).\n", "dim"))
             return None
         console.print(str(behavior))
         if measured is not None:
