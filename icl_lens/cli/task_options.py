@@ -174,7 +174,9 @@ class TaskOptions:
             console, model, tokens, sizes=sizes, seed=seed, only_stored=size < MIN_PROMPTS
         )
         if behavior is None:
-            unchecked = f"The task was not checked, because there are fewer than {MIN_PROMPTS} prompts"
+            unchecked = (
+                f"The task was not checked, because there are fewer than {MIN_PROMPTS} prompts"
+            )
             console.print(Text(f"{unchecked} (icl-lens check checks it).\n", "dim"))
             return None
         console.print(str(behavior))

@@ -227,7 +227,7 @@ class Circuit(Result):
             ends = row["difference"], row["difference_low"], row["difference_high"]
             difference = interval_text(*ends, times=100)
             carried_by_first += (
-                f". This is not better than random: the difference is {difference} points."
+                f". It is not shown that they keep more: the difference is {difference} points."
             )
         groups = [
             row

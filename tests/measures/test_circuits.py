@@ -320,7 +320,7 @@ def test_sentences_say_no_where_intervals_do(small):
         *_, kept_sentence, removed = replace(
             circuit, scores=scores, curve=no_better, groups=groups.assign(**changed)
         ).sentences()
-        assert "not better than random" in kept_sentence
+        assert "not shown that they keep more" in kept_sentence
         assert removed.startswith("No group of edges")
     undefined = replace(circuit, scores=scores.assign(low=-0.5), curve=good, groups=groups)
     assert not undefined.is_defined
