@@ -8,7 +8,7 @@ A run in `--out` resumes.
 """
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -52,10 +52,10 @@ STUDIES = (
 
 
 def measured_atlas(study: Study, source: str, out: Path | None) -> il.results.HeadAtlas:
-    """Return the atlas of a model, judged."""
+    """Return the atlas of a model, judged; it is called by its name, not by that of its file."""
     model = il.load_model(source)
     measured, held_out = (il.tokenize(model, half, template=LINES) for half in study.prompts())
-    return il.head_atlas(
+    atlas = il.head_atlas(
         model,
         measured,
         held_out=held_out,
@@ -63,6 +63,7 @@ def measured_atlas(study: Study, source: str, out: Path | None) -> il.results.He
         n_edited=study.n_edited,
         run=il.Run(None if out is None else out / study.model),
     )
+    return replace(atlas, model=atlas.model.replace(Path(source).name, study.model))
 
 
 def removal_rows(study: Study, atlas: il.results.HeadAtlas) -> pd.DataFrame:

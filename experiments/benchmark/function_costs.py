@@ -36,6 +36,8 @@ LENGTHS = (100, 400, 1500)
 """Tokens per prompt."""
 N_WORDS = 6
 """Words per text, so that longer prompts have more demonstrations, of about a dozen tokens."""
+MIN_TOKENS = 40
+"""Shorter prompts have texts of one word."""
 N_COUNTED = 12
 """Demonstrations whose tokens are counted, so that longer prompts have a given length."""
 SECONDS = 400.0
@@ -59,7 +61,7 @@ def prompts_of_length(model: Any, n: int, n_tokens: int, *, seed: int = 0) -> li
     labels = sorted(words)
 
     def text(label: str) -> str:
-        return " ".join(rng.sample(words[label], N_WORDS))
+        return " ".join(rng.sample(words[label], N_WORDS if n_tokens >= MIN_TOKENS else 1))
 
     def prompt_with(n_demonstrations: int, number: int) -> il.Prompt:
         in_turns = [labels[(place + number) % 2] for place in range(n_demonstrations)]
@@ -237,6 +239,7 @@ CALLS: dict[str, Callable[[Case], Any]] = {
     "two_towers": lambda c: il.two_towers(c.model, c.prompts, c.heads[:2], n_random=3),
     "locate, exchange": lambda c: il.locate(c.model, c.four, by="exchange"),
     "head_atlas": lambda c: il.head_atlas(c.model, c.batch, n_sequences=2),
+    "head_atlas, no prompts": lambda c: il.head_atlas(c.model, n_sequences=2),
 }
 """Name → a call; what follows a comma tells calls of one function apart."""
 

@@ -1,4 +1,6 @@
-"""Queries, keys and values of one head from the inputs of its layer, before rotation."""
+"""Queries, keys and values of one head, or of all heads of a layer, from the inputs of the layer,
+before rotation.
+"""
 
 from einops import einsum
 from jaxtyping import Float
@@ -48,11 +50,26 @@ def project(
             y if bias is None else y + bias[index].to(x), norm, scoring, rotates_later=rotates_later
         )
     # One norm over all heads, so all of them are computed.
+    return project_all(view, head.layer, name, x, rotates_later=rotates_later)[..., index, :]
+
+
+def project_all(
+    view: ModelView,
+    layer: int,
+    name: str,
+    x: Float[Tensor, "*n d_model"],
+    *,
+    rotates_later: bool = False,
+) -> Float[Tensor, "*n head d_head"]:
+    """Return `project` of all heads of a layer, or of all key-value heads for keys and values."""
+    weight, bias, norm = part_weights(view, layer, name)
+    scoring = attention_scores.attention_scoring(view, layer)
     y = einsum(x, weight.to(x), "... d_model, head d_model d_head -> ... head d_head")
-    y = (y if bias is None else y + bias.to(x)).flatten(-2)
-    return normed(y, norm, scoring, rotates_later=rotates_later).unflatten(-1, weight.shape[::2])[
-        ..., index, :
-    ]
+    y = y if bias is None else y + bias.to(x)
+    if norm is None or norm.width == view.d_head:
+        return normed(y, norm, scoring, rotates_later=rotates_later)
+    y = normed(y.flatten(-2), norm, scoring, rotates_later=rotates_later)
+    return y.unflatten(-1, weight.shape[::2])
 
 
 def normed(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
@@ -21,7 +22,13 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.reading.activations import Activations, capture
 from icl_lens.reading.head_projection import attention_row, check_parts, rotation_angles
-from icl_lens.reading.projections import head_index, head_slice, part_weights, project
+from icl_lens.reading.projections import (
+    head_index,
+    head_slice,
+    part_weights,
+    project,
+    project_all,
+)
 from icl_lens.result.base import Displayed
 from icl_lens.result.number_format import signed
 from icl_lens.result.tables import SHOWN_ROWS
@@ -348,13 +355,45 @@ def metric_with_rotation(
 ) -> QueryKeyMetric:
     """Return a head's metric, in which queries are rotated by these cosines and sines."""
     scoring = attention_scores.attention_scoring(view, head.layer)
-    if rotation is not None and scoring.norms_rotated:  # the norm removes the scale of the rotation
-        scale = (rotation[0].square() + rotation[1].square()).sqrt()
-        rotation = rotation[0] / scale, rotation[1] / scale
+    rotation = _scaled_as_in(scoring, rotation)
     query_side, key_side = _tower(view, head, "q"), _tower(view, head, "k")
     if rotation is not None:
         query_side = _rotated(query_side, rotation, scoring)
     return QueryKeyMetric(view, head, distance, scoring.scale * query_side, key_side, rotation)
+
+
+def _scaled_as_in(
+    scoring: AttentionScoring, rotation: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor] | None:
+    """Return a rotation without its scale, if a norm after it removes the scale."""
+    if rotation is None or not scoring.norms_rotated:
+        return rotation
+    cos, sin = rotation
+    scale = (cos.square() + sin.square()).sqrt()
+    return cos / scale, sin / scale
+
+
+def layer_scores(
+    view: ModelView,
+    layer: int,
+    queries: Float[Tensor, "batch query d_model"],
+    keys: Float[Tensor, "batch key d_model"],
+    rotation: tuple[Tensor, Tensor] | None,
+) -> Float[Tensor, "batch head query key"]:
+    """Return `QueryKeyMetric.scores` of all heads of a layer, with queries rotated by these cosines
+    and sines.
+    """
+    scoring, norm = attention_scores.attention_scoring(view, layer), view.attn_input_norm(layer)
+    q = project_all(view, layer, "q", norm(queries.to(view.compute_dtype)))
+    k = project_all(view, layer, "k", norm(keys.to(view.compute_dtype)))
+    rotation = _scaled_as_in(scoring, rotation)
+    if rotation is not None:
+        cos, sin = (angle.to(q)[None, None] for angle in rotation)
+        q = attention_scores.rotate(q, cos, sin, scoring)
+    k = k[:, :, list(map(view.kv_head, range(view.n_heads)))]
+    return scoring.scale * einsum(
+        q, k, "batch query head d_head, batch key head d_head -> batch head query key"
+    )
 
 
 def _tower(view: ModelView, head: Head, name: str) -> Float[Tensor, "d_model d_head"]:

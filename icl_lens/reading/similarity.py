@@ -15,6 +15,7 @@ from icl_lens.reading.activations import Activations, capture
 from icl_lens.reading.qk_metric import (
     QueryKeyMetric,
     check_metric,
+    layer_scores,
     metric_with_rotation,
     query_key_metric,
     rotation_between,
@@ -81,15 +82,18 @@ def similarity_in(
         [batch.prediction_positions, batch.last[:, None], batch.label_positions], dim=1
     )
     rows = writers.rows_at(positions)
-    scores = []
-    for head in heads:
-        metric = metric_with_rotation(view, head, None, rotation_between(acts, head.layer, None))
+    by_layer: dict[int, Float[Tensor, "batch head query demo"]] = {}
+    for layer in sorted({head.layer for head in heads}):
+        rotation = rotation_between(acts, layer, None)
         if check:
-            _check_similarity(metric, acts)
-        queries, keys = writers.resid_pre[rows.clamp(min=0), head.layer].split(
-            [n_queries, n_queries - 1], 1
-        )
-        scores.append(metric.scores(queries, keys))
+            for head in heads:
+                if head.layer == layer:
+                    metric = metric_with_rotation(view, head, None, rotation)
+                    _check_similarity(metric, acts)
+        at_positions = writers.resid_pre[rows.clamp(min=0), layer]
+        queries, keys = at_positions.split([n_queries, n_queries - 1], 1)
+        by_layer[layer] = layer_scores(view, layer, queries, keys, rotation)
+    scores = [by_layer[head.layer][:, head.head] for head in heads]
     is_known = rows >= 0
     is_pair = is_known[:, :n_queries, None] & is_known[:, None, n_queries:]
     return torch.stack(scores, dim=1).masked_fill(~is_pair[:, None], 0)
