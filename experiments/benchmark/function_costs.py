@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 import icl_lens as il
 
@@ -280,11 +281,38 @@ def read_weights(model: Any) -> None:
     il.score(model, il.tokenize(model, il.load_task("animal-country", n=1)))
 
 
+class OperationCounter(TorchDispatchMode):
+    """Counts the floating-point operations of matrix products in the block.
+
+    PyTorch's own `FlopCounterMode` also follows modules, by hooks that keep the graphs of gradients
+    in memory.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_operations = 0.0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        operator = function._overloadpacket
+        if operator not in flop_registry and function is not torch.ops.prim.device.default:
+            with self:
+                result = function.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = function(*args, **kwargs)
+        if operator in flop_registry:
+            self.n_operations += flop_registry[operator](*args, **kwargs, out_val=result)
+        return result
+
+
 def operations(call: Callable[[], Any]) -> float:
     """Return the floating-point operations of the matrix products of a call."""
-    with FlopCounterMode(display=False) as counter:
+    with OperationCounter() as counter:
         call()
-    return float(counter.get_total_flops())
+    return counter.n_operations
 
 
 def forward_cost(case: Case, *, counts_operations: bool) -> dict[str, float]:
@@ -327,7 +355,7 @@ def measure(
 
     signal.signal(signal.SIGPROF, stop)
     start, is_stopped, error = time.process_time(), False, ""
-    counter = FlopCounterMode(display=False)
+    counter = OperationCounter()
     signal.setitimer(signal.ITIMER_PROF, limit)
     try:
         with counter if counts_operations else nullcontext():
@@ -338,7 +366,7 @@ def measure(
         error = f"{type(raised).__name__}: {raised}"[:200]
     signal.setitimer(signal.ITIMER_PROF, 0)
     seconds = time.process_time() - start
-    cost = float(counter.get_total_flops()) if counts_operations else seconds
+    cost = counter.n_operations if counts_operations else seconds
     return {
         "forwards": cost / forward / n_prompts(name),
         "seconds": seconds,
@@ -350,7 +378,8 @@ def measure(
 
 
 def table(path: Path) -> pd.DataFrame:
-    """Return the results of a file: forwards per prompt, and GiB above the loaded model, by length.
+    """Return the results of a file: forwards per prompt, and GiB above the loaded model, by the
+    number of tokens of the longest prompt.
 
     "≥" is before the costs of a call that was stopped."""
     costs = pd.read_json(path, lines=True).query("error == ''")
@@ -359,10 +388,10 @@ def table(path: Path) -> pd.DataFrame:
     for what, digits in (("forwards", 1), ("peak", 2)):
         texts = [f"{value:.{digits}f}" for value in costs[what]]
         costs = costs.assign(**{what: at_least + np.array(texts, dtype=object)})
-        by_length = costs.pivot(index="name", columns="length", values=what)
-        for length in by_length:
-            unit = "forwards" if what == "forwards" else "GiB"
-            columns[f"{unit}, {length} tokens"] = by_length[length]
+        by_length = costs.pivot(index="name", columns="tokens", values=what)
+        unit = "forwards" if what == "forwards" else "GiB"
+        for n_tokens in by_length:
+            columns[f"{unit}, {n_tokens:,} tokens"] = by_length[n_tokens]
     return (
         pd.DataFrame(columns)
         .reindex(list(dict.fromkeys(costs["name"])))
@@ -396,7 +425,8 @@ def run(
                 continue
             if not (forward and counts_operations):
                 forward = forward_cost(case, counts_operations=counts_operations)
-            cost = {"name": name, "length": length, **forward}
+            n_tokens = int(case.four.last.max()) + 1
+            cost = {"name": name, "length": length, "tokens": n_tokens, **forward}
             cost |= in_child(
                 case, name, forward["forward_s"], limit, counts_operations=counts_operations
             )

@@ -608,9 +608,11 @@ def writer_means(model: Any, batch: PromptBatch) -> Means:
         prompt, position = (roles >= 0).nonzero().unbind(1)
         rows, role_of_row = writers.row[prompt, position], roles[prompt, position].cpu()
         count += torch.bincount(role_of_row, minlength=len(ROLES))
-        for piece in torch.arange(len(rows)).split(max(1, WRITER_BYTES // vector_bytes(view))):
-            u = writers.vectors(rows[piece.to(rows.device)], view.n_layers)[:, :-1]
-            total.index_add_(0, role_of_row[piece], u.double().cpu())
+        start = 0
+        for vectors, _ in writers.by_layer(rows, view.n_layers):
+            end = start + vectors.shape[1]
+            total[:, start:end].index_add_(0, role_of_row, vectors.double().cpu())
+            start = end
     labels = list(indices_in_roles("label"))
     total[labels], count[labels] = total[labels].sum(0), count[labels].sum()
     return (total / count.clamp(min=1)[:, None, None]).to(view.compute_dtype)

@@ -13,6 +13,7 @@ from icl_lens.errors import InputError
 from icl_lens.models.identity import compare_batch, compare_deferred, is_new_kind
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.locking import model_lock
+from icl_lens.models.memory import release_freed_memory
 from icl_lens.models.sizes import make_room, rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
@@ -93,6 +94,8 @@ def last_logits(
     except Exception:
         compare_deferred(model)  # raises InputError if TransformerLens cannot run the model
         raise
+    if room:  # what the pass has freed would stay beside what follows
+        release_freed_memory()
     check_finite(logits)
     if is_compared:
         compare_batch(model, batch.tokens, batch.last, logits)

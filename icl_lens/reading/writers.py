@@ -136,8 +136,8 @@ class Writers:
             return torch.cat(
                 [vectors[rows, : len(self.names(layer)) - 1], bias[rows, layer, None]], dim=1
             )
-        written = list(self._vectors_by_layer(rows, layer))
-        return torch.cat([*(vectors for vectors, _ in written), written[-1][1]], dim=1)
+        vectors, bias = self._joined(rows, layer)
+        return torch.cat([vectors, bias[:, -1:]], dim=1)
 
     def ffn_input(self, rows: Int[Tensor, " row"], layer: int) -> Float[Tensor, "row d_model"]:
         """Return what a layer's FFN reads, before its norm."""
@@ -218,16 +218,28 @@ class Writers:
         layer.
         """
         all_rows = torch.arange(len(self.z), device=self.z.device)
-        written = list(self._vectors_by_layer(all_rows, self.view.n_layers))
-        return torch.cat([vectors for vectors, _ in written], dim=1), torch.cat(
-            [bias for _, bias in written], dim=1
-        )
+        return self._joined(all_rows, self.view.n_layers)
 
-    def _vectors_by_layer(
+    def _joined(
+        self, rows: Int[Tensor, " row"], layer: int
+    ) -> tuple[Float[Tensor, "row writer d_model"], Float[Tensor, "row layer d_model"]]:
+        """Return what `by_layer` yields as one tensor each, of which only one layer is kept twice."""
+        n_writers, start = len(self.names(layer)) - 1, 0
+        vectors = self.z.new_empty(
+            len(rows), n_writers, self.view.d_model, dtype=self.view.compute_dtype
+        )
+        biases = []
+        for of_layer, bias in self.by_layer(rows, layer):
+            vectors[:, start : start + of_layer.shape[1]] = of_layer
+            start += of_layer.shape[1]
+            biases.append(bias)
+        return vectors, torch.cat(biases, dim=1)
+
+    def by_layer(
         self, rows: Int[Tensor, " row"], layer: int
     ) -> Iterator[tuple[Float[Tensor, "row n d_model"], Float[Tensor, "row 1 d_model"]]]:
-        """Yield the embeddings, then the heads and FFN of each layer before `layer`, with the sum
-        of b_O so far.
+        """Yield what the embeddings wrote, then the heads and FFN of each layer before `layer`, with
+        the sum of b_O so far.
         """
         embeddings, bias = self._embeddings(rows)
         yield embeddings, bias

@@ -68,10 +68,11 @@ def test_operations_are_those_of_matrix_products():
 def test_the_table_of_costs_says_what_was_stopped(tmp_path):
     lines = []
     for name, forwards, is_stopped in (("whole", 1.0, False), ("stopped", 3.0, True)):
-        cost = {"name": name, "length": 100, "forwards": forwards, "peak": 0.25}
+        cost = {"name": name, "tokens": 1089, "forwards": forwards, "peak": 0.25}
         lines.append(json.dumps(cost | {"is_stopped": is_stopped, "error": ""}))
     (tmp_path / "costs.jsonl").write_text("\n".join(lines))
     table = function_costs.table(tmp_path / "costs.jsonl")
+    assert table.columns.tolist() == ["forwards, 1,089 tokens", "GiB, 1,089 tokens"]
     assert table.loc["whole"].tolist() == ["1.0", "0.25"]
     assert table.loc["stopped"].tolist() == ["≥ 3.0", "≥ 0.25"]
 

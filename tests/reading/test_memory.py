@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import icl_lens as il
+from icl_lens.edits.edges import writer_means
 from icl_lens.edits.prefix_cache import PrefixCache
 from icl_lens.edits.prompt_cache import new_cache
 from icl_lens.measures.saliency import KINDS
@@ -247,6 +248,21 @@ def test_two_caches_of_a_pass_share_keys_from_layer_to_layer(model):
         PrefixCache.of(view, batch, past=new_cache(view))
     of_all_layers = len(batch) * key_bytes(view, batch.tokens.shape[1])
     assert both.peak < one.peak + of_all_layers / 2
+
+
+def test_what_writers_wrote_is_kept_once(model):
+    """Vectors of all writers are joined layer by layer, and their means need those of one layer."""
+    batch = prompts_of(model, 2)
+    acts = il.capture(model, batch, writers="all")
+    with LiveMemory() as joined:
+        vectors, bias = acts.writers._vectors
+    with LiveMemory() as captured:
+        il.capture(model, batch, writers="all")
+    with LiveMemory() as averaged:
+        writer_means(model, batch)
+    n_bytes = vectors.nbytes
+    assert joined.peak < 1.7 * (n_bytes + bias.nbytes)  # instead of twice and more
+    assert averaged.peak < captured.peak + 0.5 * n_bytes
 
 
 @pytest.mark.slow
