@@ -540,6 +540,14 @@ class Explanation(Result):
         random_losses = [self.lost(log_probs) for log_probs in self.ablation.random]
         return lost, beside_random_sets(lost, random_losses)
 
+    @property
+    def first_report(self) -> HeadReport:
+        """The located head that is shown first: the one of `why=`, otherwise the best."""
+        for report in self.heads:
+            if str(report.head) == self.settings.why:
+                return report
+        return self.heads[0]
+
     def why_sentence(self, report: HeadReport) -> str:
         """Return why a head attends where it does; empty if its scores were not split."""
         why = report.why

@@ -241,7 +241,7 @@ class Survey:
         if name in PROMPT_KINDS:
             p_value = average_head_p_values(values, samples, self.seed)
             if p_value is None:
-                reason = f"they need {MIN_QUERIES} prompts with distinct queries"
+                reason = f"they need {MIN_QUERIES} prompts with distinct queries, and got {len(set(samples))}"
                 self.untested[PROMPT_KINDS[name]] = reason
             else:
                 self._name(name, PROMPT_KINDS[name], p_value)

@@ -71,8 +71,9 @@ def live(
     from icl_lens import live as live_view
     from icl_lens.models.view import ModelView
     from icl_lens.prompts.prompt import Prompt
-    from icl_lens.report.live_view.browser import Address, serve
+    from icl_lens.report.live_view.browser import Address, check_installed, serve
 
+    check_installed()
     if prompt is None:
         first_prompt = Prompt.parse(PAPER_PROMPT, answer=answer or PAPER_ANSWER)
     else:

@@ -73,21 +73,20 @@ def locate(
     model: ModelOptions,
     seed: SeedOption = 0,
 ) -> None:
-    """Locate the heads that carry the answer of a task, and test them on other prompts.
+    """Locate the heads that carry a task's answer, and test them on other prompts.
 
     Heads are ranked by their mean effect; then the first are zeroed jointly, on as many prompts
-    with other queries, beside random heads of the same layers. Where the model is not shown to do
-    the task, the command says so and stops, unless --anyway is given.
+    with other queries, beside random heads of the same layers. A task of 20 prompts or more is
+    checked first: if the model is not shown to do it, the command stops, unless --anyway is given.
 
     A head's effect is the log-odds that the answer loses when the head is zeroed, or a gradient
-    estimate of this with --method gradient. With --by exchange, heads are ranked by the log-odds
-    that it loses when the head's query alone is exchanged for that of a query of the other class;
-    with --by contrast, by their increase of log p(answer) − log Σ p(other labels); with --by
-    increase, by their increase of log p(answer), as in the paper.
+    estimate of this with --method gradient. --by exchange ranks by the log-odds lost when the head's
+    query alone is exchanged for that of the other class, --by contrast by the increase of
+    log p(answer) − log Σ p(other labels), --by increase by that of log p(answer).
 
-    With --out, an interrupted run resumes where it stopped and writes the same files. A corrupt
-    chunk is reported and recomputed. Different settings require a different folder. `torchrun
-    --nproc_per_node 2 -m icl_lens locate …` distributes the prompts over processes.
+    With --out, an interrupted run resumes where it stopped and writes the same files. Different
+    settings require a different folder. `torchrun --nproc_per_node 2 -m icl_lens locate …`
+    distributes the prompts over processes.
     """
     import icl_lens as il
     from icl_lens.models.view import ModelView

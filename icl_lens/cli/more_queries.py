@@ -11,8 +11,8 @@ from icl_lens.prompts.tasks import Task
 if TYPE_CHECKING:
     from icl_lens.prompts.prompt import Prompt
 
-TIMES_MORE = 4
-"""Of how many times more prompts the queries are counted: half the width of an interval."""
+TIMES_MORE = (4, 2)
+"""Of how many times more prompts the queries are counted; the first one halves an interval."""
 WORTH_MORE = 1.5
 """How many times more queries are worth a larger number of prompts: 0.8 of an interval's width."""
 
@@ -37,7 +37,11 @@ def more_queries_sentence(
     n_queries = len({prompt.query for prompt in prompts})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the command has given them
-        n_available = len({prompt.query for prompt in draw(TIMES_MORE * n)})
+        queries_by_n = {}
+        for times in TIMES_MORE:
+            queries_by_n[times * n] = len({prompt.query for prompt in draw(times * n)})
+    larger_n = max(queries_by_n, key=lambda n: queries_by_n[n])
+    n_available = queries_by_n[larger_n]
     different = "different query" if n_queries == 1 else "different queries"
     have = (
         f"These {len(prompts)} prompts have {n_queries} {different}; intervals over more are "
@@ -46,7 +50,7 @@ def more_queries_sentence(
     with_larger_n = ""
     more = "no more"
     if n_available >= WORTH_MORE * n_queries:
-        with_larger_n = f"-n {TIMES_MORE * n} has {n_available}"
+        with_larger_n = f"-n {larger_n} has {n_available}"
     elif n_available > n_queries:
         more = "hardly more"
     if task.path is None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from importlib.resources import files
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 MAX_WORDS = 8
 """The number of label words and of unknown words that are printed."""
+HALVES_SENTENCE = "Queries are from half of each class's texts, demonstrations from the other half."
 
 
 def data_sentences(task: "Task", prompts: "Sequence[Prompt]") -> list[str]:
@@ -38,12 +40,16 @@ def row_sentences(task: "TextTask | PairTask", prompts: "Sequence[Prompt]") -> l
     """Return how many rows of the user's file are used, and how many different queries the prompts
     have, if some have the same.
     """
+    from icl_lens.prompts.text_task import TextTask
+
     sentences = [f"{task.path}: {task.row_counts()}."]
     n_queries = len({prompt.query for prompt in prompts})
     if n_queries < len(prompts):
         different = "different query" if n_queries == 1 else "different queries"
         drawn = f"{len(prompts):,} prompts are drawn from them"
         sentences.append(f"{drawn}, with {n_queries:,} {different}.")
+        if isinstance(task, TextTask) and Path(task.path or "").is_file():
+            sentences.append(HALVES_SENTENCE)
     return sentences
 
 

@@ -388,7 +388,13 @@ class SplitTask(TaskOptions):
     """A task whose prompts are split: heads are located on some and tested on others."""
 
     n: Annotated[
-        int, Option("--n", "-n", min=1, help="Number of test prompts; n others locate the heads.")
+        int,
+        Option(
+            "--n",
+            "-n",
+            min=1,
+            help="Test prompts; n others (in fours) locate the heads.",
+        ),
     ] = 200
 
     def split_prompts(self, seed: int) -> "tuple[list[Prompt], list[Prompt]]":

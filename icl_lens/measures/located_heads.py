@@ -198,6 +198,8 @@ class LocatedHeads(Result):
         ]
         if self.removal.finding and not self.heads_that_matter:
             sentences.append("The table ranks heads; none of them is shown to carry the answer.")
+        elif self.task_sentence:
+            sentences.append("What these heads add is therefore not shown to be this task.")
         return " ".join(filter(None, sentences))
 
     @property

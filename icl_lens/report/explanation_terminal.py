@@ -211,7 +211,7 @@ def _subheads(explanation: Explanation) -> RenderableType:
 
 
 def _words(explanation: Explanation) -> RenderableType:
-    report = explanation.heads[0]
+    report = explanation.first_report
     columns = ("position", "token", "part", "standout", "top words")
     table = new_table(*columns, left=(0, 1, 2, 4), title=f"Top words of {report.head}")
     for position, kind, words, standout, _ in explanation.words_of(report):
@@ -234,10 +234,7 @@ def _words(explanation: Explanation) -> RenderableType:
 
 def _why(explanation: Explanation) -> list[RenderableType]:
     """Return the writers that contribute most to one head's attention and to what its values carry."""
-    report = explanation.heads[0]
-    for candidate in explanation.heads:
-        if str(candidate.head) == explanation.settings.why:
-            report = candidate
+    report = explanation.first_report
     why = report.why
     if why is None:
         return []

@@ -52,7 +52,7 @@ def _section(
     table = _table(section, places)
     unbounded = options.update(width=10_000)
     full_width = Measurement.get(console, unbounded, table).maximum
-    notes = [*more_rows(section), *section.notes]
+    notes = [*more_rows(section, "to_frame() or --json"), *section.notes]
     details = [section.columns[place].name for place in places if section.columns[place].is_detail]
     if full_width > options.max_width and details:
         places = [place for place in places if not section.columns[place].is_detail]

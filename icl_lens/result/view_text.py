@@ -34,11 +34,11 @@ def table_lines(section: Section) -> list[str]:
     return aligned + more_rows(section)
 
 
-def more_rows(section: Section) -> list[str]:
-    """Return a line with the number of rows that are not shown; empty if all are."""
+def more_rows(section: Section, where: str = "to_frame()") -> list[str]:
+    """Return a line with the number of rows that are not shown, and what has all; empty if none."""
     if not section.n_more:
         return []
-    return [f"… {section.n_more} more rows: to_frame() has all"]
+    return [f"… {section.n_more} more rows: {where} has all"]
 
 
 def markdown(view: View) -> str:

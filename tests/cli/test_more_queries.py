@@ -35,6 +35,15 @@ def test_more_queries_help_an_interval_with_zero_inside_or_without_ends(ends, is
     assert Interval(*ends).is_undecided == is_undecided
 
 
+def test_a_number_of_prompts_with_fewer_queries_is_not_named():
+    """Halves may have fewer queries of more prompts, if these are in both of them otherwise."""
+    prompts = ANIMALS.prompts(8)
+    of_more = {16: ANIMALS.prompts(16), 32: prompts}
+    n_queries = len({prompt.query for prompt in of_more[16]})
+    sentence = more_queries_sentence(ANIMALS, prompts, of_more.__getitem__, n=8)
+    assert sentence.endswith(f": -n 16 has {n_queries}.")
+
+
 @pytest.mark.parametrize(
     ("texts_per_class", "n", "ending"),
     [

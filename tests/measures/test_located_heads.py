@@ -168,6 +168,7 @@ def test_what_held_out_prompts_lose_is_the_finding(icl_mini, tmp_path):
     assert located.heads_that_matter == located.heads
     assert not located.removal.conditions["all layers"].sets  # shown nowhere, so not run
     assert "matter: jointly zeroed at the last position" in located.finding
+    assert "not shown to be this task" not in located.finding
     assert expected.shows_that_heads_matter
     sentence = "{} with these heads, {} without them, {} without random heads"
     accuracies, log_odds = [], []
@@ -185,7 +186,7 @@ def test_what_held_out_prompts_lose_is_the_finding(icl_mini, tmp_path):
 
 
 @pytest.mark.slow
-def test_heads_that_do_not_matter_are_not_shown_to(gpt2, batch):
+def test_heads_that_do_not_matter_are_not_shown_to(gpt2, batch, monkeypatch):
     few = batch[[0, 1, 2, 4, 5]]
     untrained = il.locate(gpt2, few, by="increase", k=1, held_out=few, n_random=5)
     assert "It is not shown that" in untrained.finding
@@ -196,6 +197,9 @@ def test_heads_that_do_not_matter_are_not_shown_to(gpt2, batch):
     assert "The table ranks heads; none of them is shown to carry the answer." in untrained.finding
     assert untrained.removal.lacks_task
     assert untrained.finding.startswith("The model is not shown to do this task: of 5 prompts it ")
+    assert "What these heads add" not in untrained.finding
+    monkeypatch.setattr(il.results.ControlledAblation, "shows_that_heads_matter", True)
+    assert "What these heads add is therefore not shown to be this task." in untrained.finding
 
 
 def test_the_configuration_names_what_changes_a_run(gpt2, batch):

@@ -16,7 +16,7 @@ from icl_lens.cli import app
 from icl_lens.cli.console import PlainConsole, with_duration
 from icl_lens.cli.head_options import head_names
 from icl_lens.cli.options import TokenOptions
-from icl_lens.cli.own_data import unknown_words_warning
+from icl_lens.cli.own_data import HALVES_SENTENCE, unknown_words_warning
 from icl_lens.cli.program import check_no_data
 from icl_lens.cli.spelling import shell_spelling
 from icl_lens.cli.task_options import TaskOptions
@@ -308,7 +308,7 @@ def test_commands_say_first_which_rows_and_label_words_they_use(run, tiny, tmp_p
             f"{path}: 6 rows used, in 2 classes ('yes' 3, 'no' 3); 3 skipped (2 duplicate, 1 without text or label)."
         )
         drawn = "40 prompts are drawn from them, with 2 different queries."
-        assert out.splitlines()[1:3] == [drawn, words]
+        assert out.splitlines()[1:4] == [drawn, HALVES_SENTENCE, words]
 
 
 def test_a_bundled_model_is_said_to_know_only_its_own_words():

@@ -545,6 +545,20 @@ def test_attention_from_activations_is_the_pattern(gpt2_acts):
     assert [mark[:2] for mark in data["marks"]] == marked.tolist()
 
 
+def test_a_page_opens_the_head_that_is_asked_about(paper):
+    """Without `why=`, the best head."""
+    first, second = paper.heads[:2]
+    asked = replace(paper, settings=replace(paper.settings, why=str(second.head)))
+    for explanation, report in ((paper, first), (asked, second)):
+        page = explanation.to_html()
+        data = re.search(r'<script type="application/json" class="data">(.*?)</script>', page)
+        assert data is not None
+        assert json.loads(data[1])["first"] == str(report.head)
+        assert explanation.first_report == report
+        sentence = stdlib_html.escape(explanation.why_sentence(report), quote=False)
+        assert sentence.split(" gives")[0] in page
+
+
 def test_strips_of_a_panel_show_the_labels_in_their_colors(paper):
     """Labels are filled under attention, and underlined under increases, whose fill shows the
     sign.

@@ -42,7 +42,7 @@ def explorer(e: Explanation) -> dict[str, Any]:
     panels = [_panel(e, report, rank) for rank, report in enumerate(e.heads, 1)]
     located = {report.head for report in e.heads}
     return {
-        "why": _why(e, e.heads[0]),
+        "why": _why(e, e.first_report),
         "map": HeadMap(e.all_heads.by(e.settings.by), located, f"{e.score_name}, nats"),
         "panels": panels,
         "data": {
@@ -50,6 +50,7 @@ def explorer(e: Explanation) -> dict[str, Any]:
             "demos": _attended_keys(e),
             "attention": _rounded_attention(e),
             "k": len(e.heads),
+            "first": str(e.first_report.head),
             "by": e.score_name,
         },
     }

@@ -61,8 +61,7 @@
       const panel = all(".panel", explorer).find((one) => !one.hidden);
       panel.scrollIntoView({ block: "start" });
     }));
-    const first = explorer.querySelector(".panel[data-head]");
-    if (first) show(first.dataset.head, false);
+    if (explorer.querySelector(".panel[data-head]")) show(data.first, false);
   }
 
   // One stop for the Tab key a map; the arrow keys move inside it, as the map lies on the screen.

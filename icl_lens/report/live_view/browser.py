@@ -9,6 +9,7 @@ import socket
 import webbrowser
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -48,6 +49,13 @@ def new_view() -> "LiveView":
     return _make_view()
 
 
+def check_installed() -> None:
+    """Raise InputError if a package that serves the page is missing."""
+    for name in ("anywidget", "marimo", "uvicorn"):
+        if find_spec(name) is None:
+            raise InputError(f"the page requires {name}; {REMEDY}")
+
+
 def serve(
     make_view: "Callable[[], LiveView]",
     *,
@@ -61,11 +69,10 @@ def serve(
     InputError if marimo is missing or the port is taken.
     """
     global _make_view
-    try:
-        import marimo  # pyright: ignore[reportMissingImports]
-        import uvicorn  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise InputError(f"the page requires {error.name}; {REMEDY}") from None
+    check_installed()
+    import marimo  # pyright: ignore[reportMissingImports]
+    import uvicorn  # pyright: ignore[reportMissingImports]
+
     listening = _listen(port)
     address = Address(listening.getsockname()[1], secrets.token_urlsafe(24))
     builder = marimo.create_asgi_app(
