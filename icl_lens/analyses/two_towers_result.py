@@ -306,8 +306,8 @@ class TwoTowers(Result):
             texts = [f"{check.text} ({_nats(check.difference)})" for check in unanswered]
             return (
                 f"These prompts do not show whether the {heads} {'works' if is_one else 'work'} as "
-                "two towers, which needs right answers without an exchange. By log-odds of the "
-                f"answer against the other label, it is not shown that {joined(texts)}."
+                "two towers, because exchanges say so only of prompts that the model answers. By "
+                f"log-odds against the other label, it is not shown that {joined(texts)}."
             )
         if self._failed("effect") or self._failed("structure"):
             return self._not_two_towers(heads, is_one=is_one)
