@@ -135,14 +135,14 @@ def test_without_an_answer_the_models_choice_is_explained(gpt2):
 
 def test_each_label_says_what_it_is(explanation):
     """The answer is what is explained; the model's label is named by how probable it is."""
-    answer, other = "foo", "bar"
+    answer, wrong_label = "foo", "bar"
     assert explanation.target == explanation.answer == answer
     wrong = replace(explanation, scores=replace(explanation.scores, log_probs=(-3.0, -0.1)))
-    if explanation.labels[0] == other:
+    if explanation.labels[0] == wrong_label:
         wrong = replace(explanation, scores=replace(explanation.scores, log_probs=(-0.1, -3.0)))
-    assert wrong.predicted == other
+    assert wrong.predicted == wrong_label
     assert wrong.answer_notes(answer) == ["correct answer", "explained"]
-    assert wrong.answer_notes(other) in (["predicted"], ["most probable label"])
+    assert wrong.answer_notes(wrong_label) in (["predicted"], ["most probable label"])
     no_answer = replace(wrong, input=replace(wrong.input, prompt=il.Prompt.parse(families.PROMPT)))
     assert "correct answer" not in no_answer.answer_notes(answer)
 

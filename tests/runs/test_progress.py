@@ -5,6 +5,7 @@ switch them off.
 import inspect
 import io
 import time
+from collections.abc import Callable
 from contextlib import redirect_stderr
 from functools import partial
 
@@ -115,9 +116,20 @@ SHOWING = {
 }
 
 
+class TimerThatIsUp:
+    """A timer that does not wait: a bar that is closed before its timer is up is not shown."""
+
+    def __init__(self, seconds: float, refresh: Callable[[], object]) -> None:
+        self.start, self.daemon = refresh, False
+
+    def cancel(self) -> None:
+        """Do nothing."""
+
+
 @pytest.mark.parametrize("name", SHOWING)
 def test_a_long_call_shows_a_bar_unless_switched_off(name, gpt2, gpt2_batch, monkeypatch):
     monkeypatch.setattr(progress, "PATIENCE", 1e-9)
+    monkeypatch.setattr(progress, "Timer", TimerThatIsUp)
     with redirect_stderr(Terminal()) as terminal:
         SHOWING[name](gpt2, gpt2_batch, progress=False)
     assert terminal.getvalue() == ""
