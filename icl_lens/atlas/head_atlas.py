@@ -151,8 +151,10 @@ class HeadScore(Displayed):
 
     def format(self, value: float) -> str:
         """Return a value of the score as text, in its unit."""
-        if self.unit in ("share", "probability", "AUROC", "score"):
+        if self.unit in ("share", "AUROC", "score"):
             return decimal(value, 2)
+        if self.unit == "probability":  # one head adds little to it
+            return decimal(value, 3)
         if self.unit in ("nats", "logit"):
             return signed(value, 2)
         return "–" if math.isnan(value) else f"{value:.3g}".replace("-", "−")
@@ -252,13 +254,20 @@ class HeadAtlas(Result):
 
     @property
     def names(self) -> dict[Head, list[str]]:
-        """The kinds of each head that has any, the head with most kinds first."""
+        """The kinds of each head that has any: heads with most kinds first, then those that stand
+        higher among the heads of a kind.
+        """
         kinds_of_head: dict[Head, list[str]] = {}
+        best_place: dict[Head, int] = {}
         for kind, heads in self.kinds.items():
-            for head in heads:
+            for place, head in enumerate(heads):
                 kinds_of_head.setdefault(head, []).append(kind)
-        order = sorted(kinds_of_head, key=lambda head: (-len(kinds_of_head[head]), head))
-        return {head: kinds_of_head[head] for head in order}
+                best_place[head] = min(place, best_place.get(head, place))
+
+        def order(head: Head) -> tuple[int, int, Head]:
+            return -len(kinds_of_head[head]), best_place[head], head
+
+        return {head: kinds_of_head[head] for head in sorted(kinds_of_head, key=order)}
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row a head, in the order of layers: name, kinds (joined by commas), one column

@@ -38,6 +38,9 @@ def test_the_finding_counts_heads_and_the_heads_of_each_kind():
     assert atlas.finding == "2 of 6 heads of tiny have a name: induction (1) and needed (2)."
     assert list(atlas.names) == [il.Head(1, 1), il.Head(0, 2)]  # most kinds first
     assert atlas.kinds["needed"] == [il.Head(1, 1), il.Head(0, 2)]  # largest score first
+    atlas = made_up({"induction": {(0, 1): 1e-4, (1, 2): 1e-4}, "effect": {(1, 0): 1e-4}})
+    # The first heads of both kinds, and then the second head of one.
+    assert list(atlas.names) == [il.Head(1, 0), il.Head(1, 2), il.Head(0, 1)]
     atlas = made_up({"induction": {(1, 1): 1e-4}, "effect": {(1, 1): 1e-4}})
     assert atlas.finding == "1 of 6 heads of tiny has a name: induction (1) and needed (1)."
     assert made_up({"effect": {(1, 1): 0.04}}).finding == (
