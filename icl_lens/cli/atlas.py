@@ -30,7 +30,13 @@ class AtlasOptions:
         Option("--top", "-k", min=1, help="Heads that `selected` counts.", show_default="12"),
     ] = None
     sequences: Annotated[int, Option(min=1, help="Sequences of random tokens.")] = 40
-    edited: Annotated[int, Option(min=1, help="Prompts on which heads are edited one by one.")] = 24
+    edited: Annotated[
+        int,
+        Option(
+            min=1,
+            help="Prompts on which heads are edited one by one; names need 8 queries.",
+        ),
+    ] = 24
     judge: Annotated[
         bool, Option("--judge", help="Also remove each score's first heads on held-out prompts.")
     ] = False
