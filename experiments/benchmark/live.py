@@ -138,7 +138,7 @@ def measure_page(page: Any, name: str, repeats: int) -> list[dict[str, Any]]:
         act("text edited: probabilities", TYPE_QUERY.format(query), SHOWS_PROBABILITIES)
         act("text edited: all numbers", TYPE_QUERY.format(f"{query} one"), SHOWS_ALL)
         head = CLICK_HEAD.format(HEADS[number % len(HEADS)])
-        act("head clicked: its change beside 20 random sets", head, SHOWS_ALL)
+        act("head clicked: all numbers", head, SHOWS_ALL)
         act("values exchanged", PRESS.format("values exchanged"), SHOWS_ALL)
         act("labels exchanged: all numbers", PRESS.format("Exchange labels"), SHOWS_ALL)
         act("head released", head, SHOWS_ALL)
