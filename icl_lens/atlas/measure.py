@@ -225,7 +225,8 @@ class Survey:
         sample of its own. Raise InputError for means that are not finite.
         """
         samples = list(map(str, range(len(values)))) if samples is None else samples
-        n_samples = int((~np.isnan(values).reshape(len(values), -1).all(1)).sum())
+        has_score = ~np.isnan(values).reshape(len(values), -1).all(1)
+        n_samples = int(has_score.sum())
         if n_samples == 0:
             self.leave_out([name], "no prompt has what it needs")
             return
@@ -241,7 +242,10 @@ class Survey:
         if name in PROMPT_KINDS:
             p_value = average_head_p_values(values, samples, self.seed)
             if p_value is None:
-                reason = f"they need {MIN_QUERIES} prompts with distinct queries, and got {len(set(samples))}"
+                n_queries = len({samples[row] for row in has_score.nonzero()[0]})
+                reason = (
+                    f"they need {MIN_QUERIES} prompts with distinct queries, and got {n_queries}"
+                )
                 self.untested[PROMPT_KINDS[name]] = reason
             else:
                 self._name(name, PROMPT_KINDS[name], p_value)

@@ -1,5 +1,6 @@
 """What an atlas says follows from its numbers: which heads have names, and the sentences."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -206,6 +207,17 @@ def test_the_average_head_is_as_large_as_heads_of_either_sign():
     assert not discoveries(p_values, 0.05).any()
     again = average_head_p_values(np.tile(scores, (3, 1, 1)), queries * 3, 0)
     assert torch.equal(again, p_values)  # prompts with the same query are no further evidence
+
+
+def test_a_kind_without_enough_queries_says_how_many_there_were(gpt2):
+    """A prompt without the score, and a repeated query, do not count; eight queries are enough."""
+    survey = Survey(ModelView.of(gpt2), 4, 0)
+    values = np.random.default_rng(0).normal(size=(9, survey.view.n_layers, survey.view.n_heads))
+    values[0] = math.nan
+    survey.add("effect", values, [*"abcdefgh", "h"])
+    assert survey.untested == {"needed": "they need 8 prompts with distinct queries, and got 7"}
+    survey.add("exchange", values, list("abcdefghi"))
+    assert list(survey.untested) == ["needed"]
 
 
 def test_errors_of_folders_texts_and_numbers_are_raised(gpt2, tmp_path, no_type_checks):

@@ -119,6 +119,14 @@ def test_every_element_of_the_page_is_drawn(show, request, which, scheme, width)
     assert color == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 21, 23)")
 
 
+def test_a_page_opens_the_panel_of_the_head_that_is_asked_about(show, paper):
+    second = paper.heads[1].head
+    asked = replace(paper, settings=replace(paper.settings, why=str(second)))
+    for explanation, head in ((paper, paper.heads[0].head), (asked, second)):
+        page = show(explanation.to_html())
+        assert page.locator(".panel:visible h3").inner_text() == str(head)
+
+
 def test_a_click_on_a_head_shows_its_panel(show, paper):
     """The click is in the table of located heads or, for a head that is not located, on the map."""
     page = show(paper.to_html())
