@@ -177,7 +177,7 @@ class TaskOptions:
             unchecked = (
                 f"The task was not checked, because there are fewer than {MIN_PROMPTS} prompts"
             )
-            console.print(Text(f"{unchecked} (icl-lens check checks it).\n", "dim"))
+            console.print(Text(f"{unchecked}; icl-lens check draws more.\n", "dim"))
             return None
         console.print(str(behavior))
         if measured is not None:

@@ -212,7 +212,7 @@ def test_typing_errors_are_answered_with_what_was_meant(run, tiny):
 @pytest.mark.slow
 def test_a_check_is_kept_for_the_other_commands(run, tiny, words, monkeypatch, tmp_path):
     task = ("-t", "sentiment-number", "--path", words, "-m", tiny)
-    assert "icl-lens check checks it" in run("explain", *task, "-k", 1, "--ablate", 1)[1]
+    assert "icl-lens check draws more" in run("explain", *task, "-k", 1, "--ablate", 1)[1]
     code, out, err = run(
         "check", *task, "--json", tmp_path / "x.json", "--html", tmp_path / "x.html"
     )
