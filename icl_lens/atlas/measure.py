@@ -242,7 +242,7 @@ class Survey:
         if name in PROMPT_KINDS:
             p_value = average_head_p_values(values, samples, self.seed)
             if p_value is None:
-                n_queries = len({samples[row] for row in has_score.nonzero()[0]})
+                n_queries = len({samples[row] for row in np.flatnonzero(has_score)})
                 reason = (
                     f"they need {MIN_QUERIES} prompts with distinct queries, and got {n_queries}"
                 )
