@@ -225,8 +225,8 @@ class Survey:
         sample of its own. Raise InputError for means that are not finite.
         """
         samples = list(map(str, range(len(values)))) if samples is None else samples
-        has_score = ~np.isnan(values).reshape(len(values), -1).all(1)
-        n_samples = int(has_score.sum())
+        rows_with_score = [row for row, scores in enumerate(values) if not np.isnan(scores).all()]
+        n_samples = len(rows_with_score)
         if n_samples == 0:
             self.leave_out([name], "no prompt has what it needs")
             return
@@ -242,7 +242,7 @@ class Survey:
         if name in PROMPT_KINDS:
             p_value = average_head_p_values(values, samples, self.seed)
             if p_value is None:
-                n_queries = len({samples[row] for row in np.flatnonzero(has_score)})
+                n_queries = len({samples[row] for row in rows_with_score})
                 reason = (
                     f"they need {MIN_QUERIES} prompts with distinct queries, and got {n_queries}"
                 )
