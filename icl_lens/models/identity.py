@@ -287,10 +287,13 @@ def _compare_on_probe(model: Any) -> None:
 
 
 def _kind(lengths: list[int]) -> tuple[bool, int]:
-    """Return whether a batch is padded, and the number of bits of its longest row's last
-    position.
-    """
-    return len(set(lengths)) > 1, (max(lengths) - 1).bit_length()
+    """Return whether a batch is padded, and the kind of its longest row."""
+    return len(set(lengths)) > 1, _length_kind(max(lengths))
+
+
+def _length_kind(length: int) -> int:
+    """Return the number of bits of a row's last position, which grows when lengths double."""
+    return (length - 1).bit_length()
 
 
 def is_new_kind(model: Any, last: Int[Tensor, " batch"]) -> bool:
@@ -314,13 +317,15 @@ def compare_batch(
     """Raise InputError if logits after the prompts of a new kind of batch are not those of the
     model itself.
 
-    The longest row is compared and, if there is padding, the shortest. Log-probabilities must agree
-    up to rounding.
+    The shortest row is compared, which sees padding if there is any, and the longest too if it
+    would be of another kind. Log-probabilities must agree up to rounding.
     """
     lengths = (last + 1).tolist()
     kind, compared = _kind(lengths), _COMPARED.setdefault(model, set())
     compared.add(kind)
-    rows = dict.fromkeys((lengths.index(max(lengths)), lengths.index(min(lengths))))
+    rows = [lengths.index(min(lengths))]
+    if _length_kind(min(lengths)) != _length_kind(max(lengths)):
+        rows.append(lengths.index(max(lengths)))
     dtype = model.W_U.dtype
     for row in rows:
         alone = tokens[row : row + 1, : lengths[row]]

@@ -23,6 +23,9 @@ from icl_lens.models.shared_weights import unbridged
 from icl_lens.models.view import ModelView
 
 PROMPT = il.Prompt.parse(families.PROMPT, answer="foo")
+MUCH_LONGER = il.Prompt.parse(
+    f"{families.PROMPT[:-5].rstrip()} red : bar blue : foo red : bar one :", answer="foo"
+)
 LONGER = il.Prompt.parse(
     f"{families.PROMPT[:-5].rstrip()} red : bar blue : foo one :", answer="foo"
 )
@@ -392,12 +395,19 @@ def test_every_kind_of_batch_is_compared_once(load_tiny, monkeypatch):
         "hugging_face_log_probs",
         lambda hf, tokens: compared.append(tokens.shape) or run(hf, tokens),
     )
-    alone, padded = (
-        il.tokenize(model, prompts, prepend_bos=False) for prompts in ([PROMPT], [PROMPT, LONGER])
+    alone, padded, alike = (
+        il.tokenize(model, prompts, prepend_bos=False)
+        for prompts in ([PROMPT], [PROMPT, MUCH_LONGER], [LONGER, MUCH_LONGER])
     )
+    short, longer, longest = (int(n) + 1 for n in (alone.last[0], alike.last[0], padded.last[1]))
+    assert short <= 16 < longer < longest <= 32  # the last two are rows of one kind
     for batch in (alone, alone, padded, padded, alone):
         il.score(model, batch)
-    assert compared == [alone.tokens.shape, (1, padded.tokens.shape[1]), alone.tokens.shape]
+    assert compared == [(1, short), (1, short), (1, longest)]
+    identity._COMPARED.clear()
+    compared.clear()
+    il.score(model, alike)
+    assert compared == [(1, longer)]
 
 
 def test_one_token_rows_are_not_used_where_tokens_read_later_ones():
