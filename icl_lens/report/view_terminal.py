@@ -49,27 +49,36 @@ def _section(
     if section.title:
         yield Text(section.title, "bold")
     places = text_places(section)
-    table = _table(section, places)
     unbounded = options.update(width=10_000)
-    full_width = Measurement.get(console, unbounded, table).maximum
+
+    def width_of(table: Table) -> int:
+        return Measurement.get(console, unbounded, table).maximum
+
+    full_width = width_of(_table(section, places))
     notes = [*more_rows(section, "to_frame() or --json"), *section.notes]
     details = [section.columns[place].name for place in places if section.columns[place].is_detail]
     if full_width > options.max_width and details:
         places = [place for place in places if not section.columns[place].is_detail]
-        table = _table(section, places)
         notes.append(f"A terminal of {full_width} columns also shows: {joined(details)}.")
+    table = _table(section, places)
+    for max_name_lines in range(1, MAX_NAME_LINES):
+        wider_table = _table(section, places, max_name_lines)
+        if width_of(wider_table) <= options.max_width:
+            table = wider_table
+            break
     yield table
     for note in notes:
         yield Text(note, QUIET)
 
 
-def _table(section: Section, places: Sequence[int]) -> Table:
+def _table(section: Section, places: Sequence[int], max_name_lines: int = MAX_NAME_LINES) -> Table:
     """Return the columns at some places as a table of which only the first column wraps."""
     texts = section.texts()
     left, names = [], []
     for number, place in enumerate(places):
         column = section.columns[place]
-        names.append(_broken_name(column, [row[place] for row in texts]))
+        column_texts = [row[place] for row in texts]
+        names.append(_broken_name(column, column_texts, max_name_lines))
         if not column.is_number:
             left.append(number)
     table = new_table(*map(Text, names), left=tuple(left))
@@ -85,12 +94,14 @@ def _table(section: Section, places: Sequence[int]) -> Table:
     return table
 
 
-def _broken_name(column: Column, texts: Sequence[str]) -> str:
-    """Return a column's name in lines about as wide as its cells: three at most, of whole words."""
+def _broken_name(column: Column, texts: Sequence[str], max_lines: int) -> str:
+    """Return a column's name in lines of whole words, about as wide as its cells unless that would
+    be too many lines.
+    """
     longest_word = max(map(len, column.name.split()), default=1)
     width = max([longest_word, *map(len, texts)])
     while True:
         lines = textwrap.wrap(column.name, width, break_long_words=False, break_on_hyphens=False)
-        if len(lines) <= MAX_NAME_LINES:
+        if len(lines) <= max_lines:
             return "\n".join(lines)
         width += 1

@@ -15,6 +15,7 @@ from rich.console import Console
 
 import icl_lens as il
 from icl_lens.report.terminal import new_table
+from icl_lens.report.view_terminal import ViewInTerminal
 from icl_lens.result.base import Result
 from icl_lens.result.view import MAX_ROWS, Column, Dots, HeadValues, Label, Section, View
 from icl_lens.result.view_text import markdown, plain_text, records
@@ -99,6 +100,22 @@ def test_a_narrow_terminal_leaves_out_details_and_says_so(width, has_details):
     for words in ("Finding plain.", "−1.50", "Note plain.", "27 more rows"):
         assert words in text
     assert "Only pages" not in text
+
+
+@pytest.mark.parametrize(
+    ("width", "heading"),
+    [
+        (40, ["head   log-odds lost, nats"]),
+        (24, ["log-odds", "head   lost, nats"]),
+        (18, ["log-odds", "lost,", "head       nats"]),
+    ],
+)
+def test_names_of_columns_take_as_few_lines_as_fit(width, heading):
+    columns = (Column("head", is_number=False), Column("log-odds lost, nats", digits=2))
+    section = Section(columns=columns, rows=(("L0H1", 1.5),))
+    lines = terminal_lines(ViewInTerminal(View("T", sections=(section,))), width)
+    rule = next(number for number, line in enumerate(lines) if "─" in line)
+    assert [line.strip() for line in lines[:rule] if line.strip()][1:] == heading
 
 
 def test_a_heading_may_be_wider_than_its_table(capsys):
