@@ -1,7 +1,7 @@
 """The atlas of a model's heads: one row a head, one column a score."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
@@ -12,171 +12,43 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.atlas.definitions import EDITING_SCORES, ScoreDefinition
+from icl_lens.atlas.definitions import DEFINITIONS, EDITING_SCORES, ScoreDefinition
+from icl_lens.atlas.head_score import HeadScore
 from icl_lens.atlas.kinds import (
     OTHER_HEADS_KINDS,
     PROMPT_KINDS,
     RATE,
     TURNED_KINDS,
-    discoveries,
 )
+from icl_lens.atlas.naming import closest_kind, outranked, why_unnamed
 from icl_lens.atlas.published import PublishedHeads
 from icl_lens.atlas.stored_scores import GivenScores, given_scores, read_scores
-from icl_lens.errors import InputError, check_at_least, short_repr
+from icl_lens.errors import InputError, short_repr
 from icl_lens.files import write_text
 from icl_lens.intervals import MIN_CLUSTERS
 from icl_lens.measures.controlled_ablation_result import nats_text, points_text
 from icl_lens.measures.list_removal import ListRemoval
 from icl_lens.metrics import spearman
 from icl_lens.models.active_edits import edits_suffix
-from icl_lens.models.head import AnyHead, Head
-from icl_lens.result.base import Displayed, Result
+from icl_lens.models.head import AnyHead, Head, as_head, head_tuple
+from icl_lens.result.base import Result
 from icl_lens.result.number_format import decimal, interval_text, joined, percent, signed
 from icl_lens.result.tables import (
-    SHOWN_ROWS,
     columns_first,
-    format_share,
     json_records,
     long_frame,
     plural_prompts,
 )
-from icl_lens.result.view import Column, HeadValues, Section, View, table_view
+from icl_lens.result.view import Column, HeadValues, Section, View
 
 N_FIRST = 3
 """Heads that a table shows of each score."""
-NOT_MEANS = {
-    "weights": "from weights",
-    "file": "read from a file",
-    "given": "given as numbers",
-}
-"""What a score that is no mean was measured on, in words."""
+HEADS_A_TABLE = 3
+"""Heads whose scores fit side by side in a terminal."""
+Q_VALUE = "q is the share of wrong names to expect if heads with so small a p-value had a name."
+NO_HEADS = "heads must name at least one head, e.g. L1H2; omit it for an atlas of all heads"
 N_PAIRS = 8
 """Pairs of scores that a table shows of those that agree most, and of those that agree least."""
-
-
-@dataclass(frozen=True, repr=False)
-class HeadScore(Displayed):
-    """One score of every head, with its definition and source.
-
-    Example:
-        >>> atlas = il.head_atlas(model, n_sequences=8)
-        >>> induction = atlas["induction"]
-        >>> induction.unit, induction.n, induction.over, len(induction.top(3))
-        ('share', 8, 'sequences', 3)
-        >>> induction.to_frame().columns.tolist()
-        ['name', 'mean', 'low', 'high', 'selected', 'layer', 'head']
-    """
-
-    name: str
-    title: str
-    definition: str
-    """One sentence."""
-    source: str
-    """Papers, by their numbers on arXiv; the name of the file for a score that was read from
-    one.
-    """
-    unit: str
-    over: str
-    """What `mean` is a mean over: "prompts", "sequences", "texts" or "tokens"; "weights", "file" or
-    "given" for a number that is no mean.
-    """
-    n: int
-    """How many of them; 1 for weights and files."""
-    cost: str
-    """In forward passes, beside those that other scores share with it."""
-    mean: Float[Tensor, "layer head"]
-    """NaN for heads that a file does not list."""
-    low: Float[Tensor, "layer head"]
-    """The low end of the 95% interval; NaN where there is none."""
-    high: Float[Tensor, "layer head"]
-    selected: Float[Tensor, "layer head"]
-    """In which share of draws of queries, sequences or texts the head is among the first `k` of the
-    atlas; NaN where there are fewer than three.
-    """
-    kind: str = ""
-    """What heads are called that stand out by this score; empty if it names none."""
-    p_value: Float[Tensor, "layer head"] | None = None
-    """The p-value of each head against the null of the kind (`icl_lens.atlas.kinds`); None if it
-    was not tested.
-    """
-
-    @classmethod
-    def of(cls, definition: ScoreDefinition, mean: Tensor, **fields: Any) -> "HeadScore":
-        """Return a score; without `low`, `high` and `selected`, these are NaN."""
-        missing = torch.full_like(mean, torch.nan)
-        columns = {name: fields.pop(name, missing) for name in ("low", "high", "selected")}
-        return cls(
-            definition.name,
-            definition.title,
-            definition.definition,
-            definition.source,
-            definition.unit,
-            definition.over,
-            fields.pop("n", 1),
-            definition.cost,
-            mean,
-            **columns,
-            **fields,
-        )
-
-    def top(self, k: int) -> list[Head]:
-        """Return the k heads with the largest means, largest first; heads without a number are left
-        out.
-
-        Example:
-            >>> atlas = il.head_atlas(model, n_sequences=2)
-            >>> len(atlas["copying"].top(2))
-            2
-        """
-        (k,) = check_at_least(1, k=k)
-        values = self.mean.flatten()
-        order = values.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
-        order = order[: min(k, int((~values.isnan()).sum()))]
-        return [Head.from_index(index, self.mean.shape[1]) for index in order.tolist()]
-
-    def named(self, rate: float) -> list[Head]:
-        """Return the heads that stand out, largest means first, at a rate of false discoveries."""
-        if self.p_value is None:
-            return []
-        is_named = discoveries(self.p_value, rate)
-        return [head for head in self.top(self.mean.numel()) if is_named[head]]
-
-    def to_frame(self) -> pd.DataFrame:
-        """Return name, mean, low, high, selected, layer and head: one row a head, largest first."""
-        frame = long_frame(self.mean, ("layer", "head"), value="mean")
-        for name in ("low", "high", "selected"):
-            frame[name] = getattr(self, name).flatten().numpy()
-        frame = columns_first(frame, "name", "mean", "low", "high", "selected")
-        return frame.sort_values("mean", ascending=False, kind="stable", ignore_index=True)
-
-    def format(self, value: float) -> str:
-        """Return a value of the score as text, in its unit."""
-        if self.unit in ("share", "AUROC", "score"):
-            return decimal(value, 2)
-        if self.unit == "probability":  # one head adds little to it
-            return decimal(value, 3)
-        if self.unit in ("nats", "logit"):
-            return signed(value, 2)
-        return "–" if math.isnan(value) else f"{value:.3g}".replace("-", "−")
-
-    def to_view(self) -> View:
-        """Return the title and the table that `print` shows."""
-        frame = self.to_frame().head(SHOWN_ROWS // 2)
-        columns: dict[str, list[Any]] = {"head": frame["name"].tolist()}
-        columns[self.title] = list(map(self.format, frame["mean"]))
-        if not bool(self.low.isnan().all()):
-            ends = zip(frame["low"], frame["high"], strict=True)
-            columns["95% interval"] = [f"{self.format(a)} … {self.format(b)}" for a, b in ends]
-            columns["selected"] = list(map(format_share, frame["selected"]))
-        title = f"HeadScore({self.title}{f', {self.unit}' * bool(self.unit)}; {self.samples})"
-        return table_view(title, columns, self.mean.numel())
-
-    @property
-    def samples(self) -> str:
-        """What the score was measured on, in words."""
-        if self.over in NOT_MEANS:
-            return NOT_MEANS[self.over]
-        return f"mean over {self.n:,} {self.over.removesuffix('s') if self.n == 1 else self.over}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -215,6 +87,10 @@ class HeadAtlas(Result):
     """Number of held-out prompts."""
     n_shared_queries: int = 0
     """Number of queries of held-out prompts that the scores were measured on, too."""
+    heads: tuple[Head, ...] = ()
+    """The heads that were asked about: what is shown begins with them. Empty for all heads."""
+    n_listed: int = N_FIRST
+    """Heads that the table of first heads shows of each score."""
     edits: tuple[str, ...] = ()
     """What edited the model, in words: edits of open `with` blocks, and hooks."""
 
@@ -402,14 +278,112 @@ class HeadAtlas(Result):
             >>> list(il.head_atlas(model, n_sequences=2).row("L2H0"))[:2]
             ['previous_token', 'duplicate_token']
         """
-        layer, index = Head.parse(head) if isinstance(head, str) else head
+        head = self._check_head(head)
+        return {score.name: float(score.mean[head]) for score in self}
+
+    def _check_head(self, head: AnyHead) -> Head:
+        layer, index = as_head(head)
         n_layers, n_heads = self.shape
         if not (0 <= layer < n_layers and 0 <= index < n_heads):
             raise InputError(
                 f"head must be in layers 0–{n_layers - 1} and heads 0–{n_heads - 1}, got "
                 f"{Head(layer, index)}; atlas.to_frame() lists all heads"
             )
-        return {score.name: float(score.mean[layer, index]) for score in self}
+        return Head(layer, index)
+
+    def for_heads(self, heads: Iterable[AnyHead]) -> "HeadAtlas":
+        """Return the atlas as an answer about these heads: what is shown begins with their kinds,
+        scores and ranks. Nothing is measured again.
+
+        Raise InputError for an unknown head, and if there is none.
+
+        Example:
+            >>> atlas = il.head_atlas(model, n_sequences=8).for_heads(["L2H0", "L5H0"])
+            >>> atlas.heads
+            (L2H0, L5H0)
+        """
+        checked = tuple(dict.fromkeys(map(self._check_head, head_tuple(heads))))
+        if not checked:
+            raise InputError(NO_HEADS)
+        return replace(self, heads=checked)
+
+    def heads_frame(self) -> pd.DataFrame:
+        """Return the scores of `heads`, by default of all: name, score, mean, low, high (95%
+        interval), rank among all heads, selected, kind, p_value, q_value, is_named and reason, why a
+        tested kind does not name the head. One row a head and score.
+
+        Example:
+            >>> atlas = il.head_atlas(model, n_sequences=2, heads=["L2H0"])
+            >>> atlas.heads_frame().columns.tolist()[:6]
+            ['name', 'score', 'mean', 'low', 'high', 'rank']
+        """
+        n_heads = self.shape[1]
+        heads = self.heads or tuple(
+            Head.from_index(place, n_heads) for place in range(self.n_heads)
+        )
+        rows = [self._head_row(head, score) for head in heads for score in self]
+        return pd.DataFrame(rows)
+
+    def _head_row(self, head: Head, score: HeadScore) -> dict[str, Any]:
+        """Return a head's row of a score in `heads_frame`."""
+        row: dict[str, Any] = {"name": str(head), "score": score.name}
+        for column in ("mean", "low", "high"):
+            row[column] = float(getattr(score, column)[head])
+        row |= {"rank": score.rank(head), "selected": float(score.selected[head])}
+        row |= {"kind": score.kind, "p_value": math.nan, "q_value": math.nan}
+        row |= {"is_named": False, "reason": ""}
+        if score.p_value is not None and score.q_value is not None:
+            row |= {"p_value": float(score.p_value[head]), "q_value": float(score.q_value[head])}
+            row["is_named"] = head in self.kinds[score.kind]
+            if not row["is_named"]:
+                row["reason"] = why_unnamed(score, head, self.rate)
+        return row
+
+    @property
+    def heads_finding(self) -> str:
+        """Which of `heads` are named, and by which kinds; empty if no heads were asked about."""
+        if not self.heads:
+            return ""
+        if not self.kinds:
+            return f"The kinds of {joined(list(map(str, self.heads)))} were not tested."
+        kinds_of_head = self.names
+        kinds_in_words = {head: joined(kinds) for head, kinds in kinds_of_head.items()}
+        named = [head for head in self.heads if head in kinds_of_head]
+        unnamed = [str(head) for head in self.heads if head not in kinds_of_head]
+        if len(self.heads) == 1:
+            (head,) = self.heads
+            return (
+                f"{head} has a name: {kinds_in_words[head]}." if named else f"{head} has no name."
+            )
+        if not named:
+            return f"Of these {len(self.heads)} heads, none has a name: {joined(unnamed)}."
+        has = "has a name" if len(named) == 1 else "have names"
+        parts = [f"{head} {kinds_in_words[head]}" for head in named]
+        if unnamed:
+            parts.append(f"{joined(unnamed)} {'has' if len(unnamed) == 1 else 'have'} none")
+        return f"Of these {len(self.heads)} heads, {len(named)} {has}: {'; '.join(parts)}."
+
+    def notes_on(self, head: AnyHead) -> list[str]:
+        """Return why a head has no name: of a head without any, the kind that it is closest to, and
+        of each head, the kinds by which a head with a smaller score has a name.
+
+        Raise InputError for an unknown head.
+        """
+        head = self._check_head(head)
+        notes = []
+        closest = None if head in self.names else closest_kind(self, head)
+        if closest is not None:
+            value = closest.format(float(closest.mean[head]))
+            what = "" if closest.title == closest.kind else f"{closest.title} "
+            notes.append(
+                f"{head} is closest to {closest.kind} ({what}{value}, {closest.rank(head)} of "
+                f"{self.n_heads:,}), but has no name: {why_unnamed(closest, head, self.rate)}."
+            )
+        for score in self:
+            sentence = outranked(score, head, self.rate)
+            if sentence and score is not closest:
+                notes.append(sentence)
+        return notes
 
     @property
     def finding(self) -> str:
@@ -493,14 +467,17 @@ class HeadAtlas(Result):
         for what, reasons in (("Not tested", self.untested), ("Left out", self.left_out)):
             by_reason: dict[str, list[str]] = {}
             for name, reason in reasons.items():
-                by_reason.setdefault(reason, []).append(name.replace("_", " "))
+                title = DEFINITIONS[name].title if name in DEFINITIONS else name  # or a kind
+                by_reason.setdefault(reason, []).append(title)
             for reason, names in by_reason.items():
                 sentences.append(f"{what}: {joined(names)}, because {reason}.")
         return " ".join(sentences)
 
     def to_view(self) -> View:
         """Return what is shown of the atlas: the first heads of each score, and a map of each."""
-        sections = [self._named_heads()] if self.names else []
+        sections = self._asked_heads()
+        if self.names:
+            sections.append(self._named_heads())
         sections.append(self._first_heads())
         if self.removals:
             sections.append(self._removals())
@@ -510,8 +487,53 @@ class HeadAtlas(Result):
             sections.append(self._agreements())
         sections.append(self._definitions())
         title = f"Atlas of heads{edits_suffix(self.edits)}"
-        sentences = tuple(filter(None, (self.finding, self.removal_finding, self.summary())))
+        findings = (self.heads_finding, self.finding, self.removal_finding, self.summary())
+        sentences = tuple(filter(None, findings))
         return View(title, sentences, tuple(sections), about=self.model)
+
+    def _asked_heads(self) -> list[Section]:
+        """Return what is shown of the heads that were asked about: their kinds, and their scores in
+        tables of a few heads each.
+        """
+        if not self.heads:
+            return []
+        kinds_of_head, rows = self.names, []
+        score_of_kind = {score.kind: score for score in self if score.kind}
+        for head in self.heads:
+            names = []
+            for kind in kinds_of_head.get(head, ()):
+                names.append(self._ranked(score_of_kind[kind], head, kind))
+            sentences = self.notes_on(head)
+            if names or not sentences:
+                sentences.insert(0, f"{head}: {', '.join(names) or 'no name'}.")
+            rows += [(sentence,) for sentence in sentences]
+        name = f"head: its kinds, each with the score (and the rank among {self.n_heads:,} heads)"
+        has_q_value = any(" q = " in text for (text,) in rows)
+        notes = (Q_VALUE,) if has_q_value else ()
+        columns = (Column(name, is_number=False),)
+        sections = [Section("Kinds of these heads", columns=columns, rows=tuple(rows), notes=notes)]
+        for start in range(0, len(self.heads), HEADS_A_TABLE):
+            sections.append(self._scores_of(self.heads[start : start + HEADS_A_TABLE]))
+        return sections
+
+    def _ranked(self, score: HeadScore, head: Head, what: str = "") -> str:
+        """Return what is scored, a head's score and its rank, such as "induction 0.81 (3)"."""
+        value = score.format(float(score.mean[head]))
+        rank = score.rank(head)
+        return f"{what} {value}".strip() + ("" if rank is None else f" ({rank})")
+
+    def _scores_of(self, heads: Sequence[Head]) -> Section:
+        """Return a table of all scores of a few heads, each with its rank."""
+        kinds, rows = self.kinds, []
+        for score in self:
+            cells = []
+            for head in heads:
+                mark = "*" * (head in kinds.get(score.kind, ()))
+                cells.append(self._ranked(score, head) + mark)
+            rows.append((score.title, *cells))
+        columns = [Column("score", is_number=False), *(Column(str(head)) for head in heads)]
+        title = f"Their scores, with the rank among all {self.n_heads:,} heads (* has the name)"
+        return Section(title, columns=tuple(columns), rows=tuple(rows))
 
     def _named_heads(self) -> Section:
         """Return a table of the heads with names, and their scores by which they have them."""
@@ -529,21 +551,36 @@ class HeadAtlas(Result):
             if self.kinds.get(kind) and kind != score.title:
                 renamed.append(f"“{kind}” is named by {score.title}")
         notes = (f"{'; '.join(renamed)}.",) if renamed else ()
-        return Section("Heads with a name", columns=columns, rows=tuple(rows), notes=notes)
+        return Section(
+            "Heads with a name",
+            columns=columns,
+            rows=tuple(rows),
+            notes=notes,
+            is_detail=bool(self.heads),
+        )
 
     def _first_heads(self) -> Section:
         """Return a table of the first heads of each score."""
         rows = []
         for score in self:
             cells = []
-            for head in score.top(N_FIRST):
+            for head in score.top(self.n_listed):
                 cells.append(f"{head} {score.format(float(score.mean[head]))}")
-            unit = f" ({score.unit})" * bool(score.unit)
-            rows.append((score.title + unit, *cells, *[""] * (N_FIRST - len(cells))))
-        columns = [Column("score", is_number=False)]
-        for place in ("first", "second", "third"):
-            columns.append(Column(place, is_number=False))
-        return Section("First heads by each score", columns=tuple(columns), rows=tuple(rows))
+            what = score.title + f" ({score.unit})" * bool(score.unit)
+            if self.n_listed > N_FIRST:
+                rows.append((f"{what}: {', '.join(cells)}",))
+            else:
+                rows.append((what, *cells, *[""] * (self.n_listed - len(cells))))
+        names = ["score", "first", "second", "third"][: 1 + self.n_listed]
+        if self.n_listed > N_FIRST:
+            names = [f"score: its first {self.n_listed} heads"]
+        columns = [Column(name, is_number=False) for name in names]
+        return Section(
+            "First heads by each score",
+            columns=tuple(columns),
+            rows=tuple(rows),
+            is_detail=bool(self.heads),
+        )
 
     def _removals(self) -> Section:
         """Return a table of what removing the first heads by each score costs."""
@@ -590,6 +627,8 @@ class HeadAtlas(Result):
         first = {score.name: [str(head) for head in score.top(self.k)] for score in self}
         return {
             "finding": self.finding,
+            "heads_finding": self.heads_finding,
+            "heads": self._records_of_heads(),
             "model": self.model,
             "kinds": {kind: [str(head) for head in heads] for kind, heads in self.kinds.items()},
             "rate": self.rate,
@@ -604,6 +643,24 @@ class HeadAtlas(Result):
             "removals": json_records(self.removal_frame()),
             "n_held_out": self.n_held_out,
         }
+
+    def _records_of_heads(self) -> list[dict[str, Any]]:
+        """Return the heads that were asked about, with their kinds, notes and scores, for JSON."""
+        if not self.heads:
+            return []
+        frame, names = self.heads_frame(), self.names
+        records = []
+        for head in self.heads:
+            scores = pd.DataFrame(frame[frame["name"] == str(head)]).drop(columns="name")
+            records.append(
+                {
+                    "name": str(head),
+                    "kinds": names.get(head, []),
+                    "notes": self.notes_on(head),
+                    "scores": json_records(scores),
+                }
+            )
+        return records
 
 
 def _loss_beside_random(removal: ListRemoval) -> str:

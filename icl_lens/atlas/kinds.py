@@ -148,3 +148,18 @@ def discoveries(p_values: Float[Tensor, "*shape"], rate: float) -> Bool[Tensor, 
     if not len(passing):
         return torch.zeros_like(p_values, dtype=torch.bool)
     return p_values <= passing[-1]
+
+
+def q_values(p_values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return the smallest rate at which `discoveries` discovers each p-value, at most 1.
+
+    Example:
+        >>> from icl_lens.atlas.kinds import q_values
+        >>> [round(q, 3) for q in q_values(torch.tensor([0.01, 0.04, 0.03, 0.9])).tolist()]
+        [0.04, 0.053, 0.053, 0.9]
+    """
+    flat = p_values.flatten()
+    order = flat.argsort()
+    by_rank = flat[order] * len(flat) / torch.arange(1, len(flat) + 1).to(flat)
+    smallest_from_rank = by_rank.flip(0).cummin(0).values.flip(0).clamp(max=1.0)
+    return torch.empty_like(flat).scatter(0, order, smallest_from_rank).reshape(p_values.shape)

@@ -5,17 +5,18 @@
 3. What a model or the prompts cannot have is left out, with the reason.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.atlas import token_scores, weight_scores
 from icl_lens.atlas.definitions import DEFINITIONS, TASK_SCORES, TEXT_SCORES
-from icl_lens.atlas.head_atlas import HeadAtlas, HeadScore, ordered
+from icl_lens.atlas.head_atlas import N_FIRST, NO_HEADS, HeadAtlas, ordered
+from icl_lens.atlas.head_score import AttentionElsewhere, HeadScore
 from icl_lens.atlas.kinds import (
     MIN_QUERIES,
     N_TURNS,
@@ -39,6 +40,7 @@ from icl_lens.measures.list_removal import ListRemoval, remove_lists
 from icl_lens.measures.locate import N_LOCATED
 from icl_lens.measures.mean_scores import mean_score
 from icl_lens.models.active_edits import active_edits
+from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch, prompts_digest
 from icl_lens.prompts.prompt import Prompt
@@ -74,6 +76,7 @@ def head_atlas(
     prompts: PromptBatch | Sequence[Prompt] | None = None,
     *,
     text: Sequence[str] | None = None,
+    heads: Iterable[AnyHead] | None = None,
     k: int | None = None,
     n_sequences: int = N_SEQUENCES,
     n_edited: int = N_EDITED,
@@ -99,13 +102,18 @@ def head_atlas(
     `n_random` random sets of heads of the same layers: `removal_frame` says what the answer loses.
     As many of these prompts are used as heads are edited on.
 
+    With `heads`, such as those that `il.locate` has found, what is shown begins with them: their
+    kinds, scores and ranks, and why they have no name (`HeadAtlas.for_heads`). All heads are
+    measured all the same, because a kind compares a head with the others.
+
     Scores that the model or the prompts cannot have are left out; `left_out` says why. Intervals
     are 95% intervals over sequences, texts or queries. `selected` is the share of draws of these
-    in which the head is among the first `k` (default: 12, or all if fewer). `seed` draws random
+    in which the head is among the first `k` (default: 12, or all if fewer); a table lists the first
+    `k` of each score, by default three. `seed` draws random
     tokens and shuffles labels. `run` says how the prompts run; its folder has a folder for each
     score, so that an interrupted call resumes.
 
-    Raise InputError for invalid `text`, `k`, `n_sequences`, `n_edited`, `n_random` or `seed`, for
+    Raise InputError for unknown `heads`, for invalid `text`, `k`, `n_sequences`, `n_edited`, `n_random` or `seed`, for
     scores that are not finite, for held-out prompts without `prompts` or without answers, and like
     `Run`.
 
@@ -119,6 +127,8 @@ def head_atlas(
     """
     view = ModelView.of(model)
     n_heads = len(view.heads())
+    asked_heads = _checked_heads(view, heads)
+    n_listed = N_FIRST if k is None else min(check_at_least(1, k=k)[0], n_heads)
     (k,) = check_at_least(1, k=N_LOCATED if k is None else k)
     k = min(k, n_heads)
     n_sequences, n_edited = check_at_least(1, n_sequences=n_sequences, n_edited=n_edited)
@@ -159,8 +169,20 @@ def head_atlas(
         removals=removals,
         n_held_out=0 if testing is None else testing.n_prompts,
         n_shared_queries=0 if testing is None else len(queries.intersection(testing.queries)),
+        heads=asked_heads,
+        n_listed=n_listed,
         edits=active_edits(view),
     )
+
+
+def _checked_heads(view: ModelView, heads: Iterable[AnyHead] | None) -> tuple[Head, ...]:
+    """Return the heads that are asked about, none for None; raise InputError if there is none."""
+    if heads is None:
+        return ()
+    checked = view.check_heads(heads)
+    if not checked:
+        raise InputError(NO_HEADS)
+    return checked
 
 
 def _checked_held_out(
@@ -291,22 +313,24 @@ class Survey:
             turned_by_name[name] = turned_score
         distances = {"previous_token": 1, "duplicate_token": n_tokens, "induction": n_tokens - 1}
         for name, distance in distances.items():
-            elsewhere = by_distance.clone()
-            elsewhere[..., distance] = 0.0
-            attends_most = self.scores[name].mean > elsewhere.amax(-1)
-            self._name_by_turning(name, turned_by_name[name], attends_most)
-        attends_most = self.scores["first_token"].mean > by_distance.amax(-1)
-        self._name_by_turning("first_token", turned_by_name["first_token"], attends_most)
+            by_other_distance = by_distance.clone()
+            by_other_distance[..., distance] = 0.0
+            elsewhere = AttentionElsewhere(*by_other_distance.max(-1), n_tokens)
+            self._name_by_turning(name, turned_by_name[name], elsewhere)
+        elsewhere = AttentionElsewhere(*by_distance.max(-1), n_tokens)
+        self._name_by_turning("first_token", turned_by_name["first_token"], elsewhere)
 
     def _name_by_turning(
         self,
         name: str,
         turned: Float[Tensor, "turn layer head"],
-        can_be_named: Bool[Tensor, "layer head"],
+        elsewhere: AttentionElsewhere,
     ) -> None:
-        """Add the p-values of a score; heads that cannot be named have 1."""
+        """Add the p-values of a score; heads that attend more to another token have 1."""
         p_value = turned_p_values(self.scores[name].mean, turned)
-        self._name(name, TURNED_KINDS[name], p_value.masked_fill(~can_be_named, 1.0))
+        attends_most = self.scores[name].mean > elsewhere.share
+        self._name(name, TURNED_KINDS[name], p_value.masked_fill(~attends_most, 1.0))
+        self.scores[name] = replace(self.scores[name], elsewhere=elsewhere)
 
     def _texts(self, texts: Sequence[str]) -> dict[str, Values]:
         batch = token_scores.tokenized_texts(self.view, texts)

@@ -6,10 +6,12 @@ from typing import Annotated, ClassVar
 from typer import Option
 
 from icl_lens.cli.console import progress
+from icl_lens.cli.head_options import NO_HEADS, head_names
 from icl_lens.cli.option_groups import grouped, reject_options
 from icl_lens.cli.options import ModelOptions, OutputOptions, SeedOption, TokenOptions, preview
 from icl_lens.cli.run_output import RunOutput
 from icl_lens.cli.task_options import SplitTask
+from icl_lens.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,20 +23,33 @@ class AtlasTask(SplitTask):
 
 @dataclass(frozen=True, kw_only=True)
 class AtlasOptions:
-    """The number of random sequences, and the size of batches."""
+    """The heads to tell about, the number of random sequences, and the size of batches."""
 
     panel: ClassVar[str] = "Options"
 
+    heads: Annotated[
+        str | None,
+        Option(
+            help="Heads to tell about: L1H2,L3H0 or heads.csv.",
+            show_default="all",
+        ),
+    ] = None
     k: Annotated[
         int | None,
-        Option("--top", "-k", min=1, help="Heads that `selected` counts.", show_default="12"),
+        Option(
+            "--top",
+            "-k",
+            min=1,
+            help="First heads by a score: to list, and to --judge.",
+            show_default="3, and 12",
+        ),
     ] = None
     sequences: Annotated[int, Option(min=1, help="Sequences of random tokens.")] = 40
     edited: Annotated[
         int,
         Option(
             min=1,
-            help="Prompts on which heads are edited one by one; names need 8 queries.",
+            help="Prompts on which heads are edited one by one.",
         ),
     ] = 24
     judge: Annotated[
@@ -58,19 +73,18 @@ def atlas(
 ) -> None:
     """Measure every head by the scores that papers use, and name heads by their kinds.
 
-    Without --task, the scores are those of weights, of attention to random tokens shown twice, and
-    of short texts: previous token, duplicate token, induction, sink, copying and others. With a
-    task, they are also what each head adds to the answer, what zeroing it or exchanging its query,
-    keys or values costs, its function-vector effect, and its attention to labels.
+    Without --task, the scores are those of weights, of random tokens shown twice, and of short
+    texts: previous token, induction, copying and others. With a task, they are also what each head
+    adds to the answer, what zeroing it or exchanging its query, keys or values costs, its
+    function-vector effect, and its attention to labels.
 
     A head has a name, such as induction, where its score stands out against turned copies of the
     heads, or against the average head on the same prompts, at a stated rate of false discoveries.
+    With --heads, the answer is about these heads, and says why they have no name.
 
     With --judge, the first heads by each score are zeroed together on prompts with other queries,
-    beside random heads of the same layers.
-
-    With --out, an interrupted run resumes where it stopped, and the folder gets the table as
-    heads.csv.
+    beside random heads of the same layers. With --out, an interrupted run resumes where it stopped,
+    and the folder gets the table as heads.csv.
     """
     import icl_lens as il
     from icl_lens.models.view import ModelView
@@ -79,6 +93,9 @@ def atlas(
         reject_options(
             options, "memory", reason="--batch-size sets the number of prompts per batch"
         )
+    names = None if options.heads is None else head_names(options.heads)
+    if names == []:
+        raise InputError(f"{NO_HEADS}; omit it for an atlas of all heads")
     files.check()
     with output.running() as (run, console):
         if task.name is None:
@@ -108,6 +125,7 @@ def atlas(
             head_atlas = il.head_atlas(
                 loaded,
                 batch,
+                heads=names,
                 k=options.k,
                 n_sequences=options.sequences,
                 n_edited=options.edited,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from icl_lens.models.head import Head
     from icl_lens.prompts.batch import PromptBatch
 
+NO_HEADS = "--heads must name at least one head, e.g. L1H2,L3H0"
 ByOption = Annotated[
     Score | None,
     Option(help="Score that ranks heads.", show_default="contrast; increase without other labels"),
@@ -59,9 +60,7 @@ class HeadChoice:
                 raise InputError("pass either --heads, or --by to locate them, not both")
             names = head_names(self.heads)
             if not names:
-                raise InputError(
-                    "--heads must name at least one head, e.g. L1H2,L3H0; omit it to locate heads"
-                )
+                raise InputError(f"{NO_HEADS}; omit it to locate heads")
             return [ModelView.of(model).check_head(name) for name in names], "named in --heads"
         by = by or LOCATING_SCORE
         k = self.k or min(N_LOCATED, len(ModelView.of(model).heads()) // 2)

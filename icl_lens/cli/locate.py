@@ -1,30 +1,40 @@
 """`icl-lens locate`: locate the heads with the largest mean score over a task."""
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from rich.table import Table
 from typer import Option
 
+from icl_lens.cli.atlas import AtlasTask
 from icl_lens.cli.console import progress
 from icl_lens.cli.head_options import LocatingByOption
-from icl_lens.cli.option_groups import grouped, reject_options
+from icl_lens.cli.option_groups import grouped, option_words, reject_options
 from icl_lens.cli.options import (
     ModelOptions,
     OutputOptions,
     Positions,
     ReadoutOptions,
     SeedOption,
+    TokenOptions,
     preview,
 )
 from icl_lens.cli.run_output import RunOutput
-from icl_lens.cli.task_options import SplitTask, print_what_heads_carry, shared_queries_remedy
+from icl_lens.cli.task_options import (
+    SplitTask,
+    TaskOptions,
+    print_what_heads_carry,
+    shared_queries_remedy,
+)
 from icl_lens.errors import InputError
 from icl_lens.head_scores import LOCATING_SCORE
 from icl_lens.report.terminal import new_table
 
 if TYPE_CHECKING:
     from icl_lens.measures.located_heads import LocatedHeads
+    from icl_lens.models.head import Head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,10 +163,31 @@ def locate(
         if located.removal is not None:
             console.print(located.table_finding)
         console.print(located.summary())
+        command = atlas_command(task, readout, model, located.heads, seed=seed)
+        console.print(f"What kind of heads they are: {command}", soft_wrap=True)
         files.show(page, console)
         if output.out is not None:
             table_path = output.out / "heads.parquet"
             console.print(f"Table: {table_path}, heads.csv; values per prompt: part-*.parquet")
+
+
+def atlas_command(
+    task: SplitTask,
+    tokens: TokenOptions,
+    model: ModelOptions,
+    heads: "Sequence[Head]",
+    *,
+    seed: int,
+) -> str:
+    """Return the command that says what kind of heads these are, with the same task and model."""
+    words = ["icl-lens", "atlas", *option_words(model, ModelOptions)]
+    words += option_words(task, TaskOptions)
+    if task.n < AtlasTask.n:
+        words += ["-n", str(task.n)]
+    words += option_words(tokens, TokenOptions)
+    if seed:
+        words += ["--seed", str(seed)]
+    return shlex.join([*words, "--heads", ",".join(map(str, heads))])
 
 
 def _table(located: "LocatedHeads") -> Table:

@@ -104,3 +104,31 @@ def reject_options(group: Any, *names: str, reason: str) -> None:
             raise InputError(
                 f"--{field.name.replace('_', '-')} has no effect here: {reason}; remove it"
             )
+
+
+def option_words(group: Any, kind: type) -> list[str]:
+    """Return the words of a command line that set those options of a group that differ from their
+    defaults; only the options that `kind`, the group's class or a base of it, has.
+
+    Example:
+        >>> from icl_lens.cli.option_groups import option_words
+        >>> from icl_lens.cli.options import ModelOptions
+        >>> option_words(ModelOptions(model="smollm2-135m", dtype="bfloat16"), ModelOptions)
+        ['-m', 'smollm2-135m', '--dtype', 'bfloat16']
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    words: list[str] = []
+    for field in fields(kind):
+        value = getattr(group, field.name)
+        if not field.init or value == field.default:
+            continue
+        _, option = get_args(hints[field.name])
+        # Typer takes the first spelling of an annotated option for its default.
+        first = [option.default] if isinstance(option.default, str) else []
+        spellings = [*first, *option.param_decls] or [f"--{field.name.replace('_', '-')}"]
+        if isinstance(value, bool):
+            with_flag, _, without = spellings[0].partition("/")
+            words.append(with_flag if value else without)
+        else:
+            words += [min(spellings, key=len), str(value)]
+    return words

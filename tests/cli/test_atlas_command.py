@@ -1,9 +1,14 @@
 """`icl-lens atlas`: with and without a task, its files, and its errors."""
 
+import shlex
+
 import pandas as pd
 import pytest
 
 import icl_lens as il
+from icl_lens.cli.locate import atlas_command
+from icl_lens.cli.options import ModelOptions, TokenOptions
+from icl_lens.cli.task_options import SplitTask
 
 
 def test_without_a_task_the_scores_need_no_prompts(run, tmp_path):
@@ -55,3 +60,69 @@ def test_task_options_need_a_task(run):
         code, _, errors = run("atlas", *option)
         assert code == 2
         assert reason in errors
+
+
+def test_the_answer_is_about_the_heads_that_are_asked_about(run, tmp_path):
+    numbers = tmp_path / "atlas.json"
+    few = ("--sequences", "3")
+    code, printed, errors = run("atlas", *few, "--heads", "L2H0, l5h0", "--json", numbers)
+    assert code == 0, errors
+    atlas = il.results.HeadAtlas.load(numbers)
+    assert atlas.heads == (il.Head(2, 0), il.Head(5, 0))
+    assert printed.startswith(" ".join(atlas.heads_finding.split()[:6]))
+    assert "Kinds of these heads" in printed
+    assert "Heads with a name" not in printed
+    (tmp_path / "heads.csv").write_text("name,score\nL2H0,0.5\nL5H0,0.4\n", encoding="utf-8")
+    _, of_file, _ = run("atlas", *few, "--heads", tmp_path / "heads.csv")
+    assert of_file == printed.replace(f"JSON: {numbers}\n", "")
+    for heads, reason in (("L9H0", "head must be in layers 0–7"), (",", "at least one head")):
+        code, _, errors = run("atlas", *few, "--heads", heads)
+        assert code == 2
+        assert reason in errors
+
+
+def test_top_lists_as_many_heads_of_each_score(run):
+    _, printed, _ = run("atlas", "--sequences", "2", "-k", "1")
+    assert "second" not in printed
+    _, printed, _ = run("atlas", "--sequences", "2", "-k", "6")
+    assert "score: its first 6 heads" in printed
+
+
+@pytest.mark.slow
+def test_the_last_line_is_a_command_that_says_what_kind_of_heads_they_are(run):
+    """It names the same task and model, and the heads that were located."""
+    options = ["-t", "animal-country", "-n", "8", "--demonstrations", "1", "--separator", "\\n"]
+    options += ["--no-check", "--no-bos", "--seed", "3", "--final-norm", "own"]
+    code, printed, errors = run("locate", *options, "-k", "2", "--by", "contrast")
+    assert code == 0, errors
+    (line,) = [line for line in printed.splitlines() if line.startswith("What kind of heads")]
+    _, _, command = line.partition(": ")
+    program, *words = shlex.split(command)
+    assert program == "icl-lens"
+    expected = ["atlas", "-t", "animal-country", "--demonstrations", "1", "--no-check", "-n", "8"]
+    expected += ["--separator", "\\n", "--no-bos", "--seed", "3", "--heads"]
+    assert words[:-1] == expected
+    heads = words[-1].split(",")
+    assert all(f" {head} " in printed for head in heads)
+    code, printed, errors = run(*words, "--sequences", "2", "--edited", "1")
+    assert code == 0, errors
+    assert "Of these 2 heads, " in printed
+
+
+def test_the_command_has_no_more_prompts_than_the_atlas_takes_by_default():
+    for n, words in ((59, ["-n", "59"]), (60, []), (200, [])):
+        task = SplitTask(task="antonyms", n=n)
+        heads = [il.Head(1, 2), il.Head(3, 0)]
+        command = atlas_command(task, TokenOptions(), ModelOptions(model="a b"), heads, seed=0)
+        expected = [
+            "icl-lens",
+            "atlas",
+            "-m",
+            "a b",
+            "-t",
+            "antonyms",
+            *words,
+            "--heads",
+            "L1H2,L3H0",
+        ]
+        assert shlex.split(command) == expected

@@ -1,0 +1,110 @@
+"""Why a head has the name of a kind, or has not: sentences that follow from a score's numbers.
+
+1. `why_unnamed` says which rule or test of a kind a head missed.
+2. `closest_kind` is the kind that a head misses by least: the one with the smallest q-value.
+3. `outranked` says why a head is not named though its score is larger than that of a named head.
+
+Source: the tests are those of `icl_lens.atlas.kinds`.
+"""
+
+import math
+from collections.abc import Iterable
+
+from icl_lens.atlas.head_score import HeadScore
+from icl_lens.atlas.kinds import TURNED_KINDS
+from icl_lens.models.head import Head
+
+LARGEST_CHANCE = 0.5
+"""P-value of a head that is as far below the null as above it: a larger one is below."""
+
+
+def why_unnamed(score: HeadScore, head: Head, rate: float) -> str:
+    """Return why a head is not named by a tested score, as the end of "is not named: …"."""
+    assert score.p_value is not None
+    assert score.q_value is not None
+    if _attends_elsewhere(score, head):
+        return _attention_elsewhere(score, head)
+    p_value, q_value = float(score.p_value[head]), float(score.q_value[head])
+    if score.over == "prompts" and p_value > LARGEST_CHANCE:
+        return f"it is not above the average head (p = {chance(p_value)})"
+    return f"q = {chance(q_value)}, and a name needs {chance(rate)} or less (p = {chance(p_value)})"
+
+
+def closest_kind(scores: Iterable[HeadScore], head: Head) -> HeadScore | None:
+    """Return the tested score by which a head is closest to a name: that with the smallest q-value,
+    and of equal ones that by which it ranks highest. None if no score was tested.
+    """
+    closest, smallest = None, (math.inf, math.inf)
+    for score in scores:
+        rank = score.rank(head)
+        if score.q_value is None or rank is None:
+            continue
+        distance = (float(score.q_value[head]), float(rank))
+        if distance < smallest:
+            closest, smallest = score, distance
+    return closest
+
+
+def outranked(score: HeadScore, head: Head, rate: float) -> str:
+    """Return why a head has no name though its score is larger than that of a head with the name;
+    empty if no named head has a smaller score, or if the head is named.
+    """
+    named = score.named(rate)
+    if not named or head in named:
+        return ""
+    lowest = named[-1]
+    if not bool(score.mean[head] > score.mean[lowest]):
+        return ""
+    larger = (
+        f"{head} is not named by {score.title}, although its {score.format(float(score.mean[head]))} "
+        f"is larger than the {score.format(float(score.mean[lowest]))} of {lowest}, which is"
+    )
+    if (
+        score.name in TURNED_KINDS
+    ):  # its p-values fall with the score, so that only the rule is left
+        return f"{larger}: {_attention_elsewhere(score, head)}."
+    assert score.p_value is not None
+    p_values = [float(score.p_value[each_head]) for each_head in (head, lowest)]
+    against = f"p = {chance(p_values[0])} against {chance(p_values[1])}"
+    if _relative_width(score, head) > _relative_width(score, lowest):
+        ends = [_ends(score, each_head) for each_head in (head, lowest)]
+        return (
+            f"{larger}: it varies more over queries, for its size (95% interval {ends[0]} against "
+            f"{ends[1]}; {against})."
+        )
+    return f"{larger}: the test is less sure of it ({against})."
+
+
+def chance(value: float) -> str:
+    """Return a p-value, a q-value or a rate as text, with two significant digits.
+
+    Example:
+        >>> from icl_lens.atlas.naming import chance
+        >>> chance(0.05), chance(0.00004), chance(1.0)
+        ('0.05', '0.00004', '1')
+    """
+    if value >= 0.1:
+        return f"{value:.2f}".rstrip("0").rstrip(".")
+    digits = 1 - math.floor(math.log10(value)) if value > 0 else 2
+    return f"{value:.{digits}f}".rstrip("0").rstrip(".")
+
+
+def _attends_elsewhere(score: HeadScore, head: Head) -> bool:
+    """Return whether a head attends more to another token than to that of the kind."""
+    return score.elsewhere is not None and not bool(score.mean[head] > score.elsewhere.share[head])
+
+
+def _attention_elsewhere(score: HeadScore, head: Head) -> str:
+    if score.elsewhere is None:  # of a file that an earlier version has written
+        return "it attends more to another token"
+    share = score.format(float(score.elsewhere.share[head]))
+    return f"it attends more to {score.elsewhere.token(head)} ({share})"
+
+
+def _relative_width(score: HeadScore, head: Head) -> float:
+    """Return the width of a head's interval over its mean; NaN without an interval."""
+    return float((score.high[head] - score.low[head]) / score.mean[head])
+
+
+def _ends(score: HeadScore, head: Head) -> str:
+    return f"{score.format(float(score.low[head]))} … {score.format(float(score.high[head]))}"
