@@ -88,12 +88,15 @@ def test_every_function_that_runs_a_model_has_a_cost():
                 assert name in measured
 
 
-def test_actions_on_the_served_page_are_timed():
+@pytest.mark.parametrize(
+    ("served", "package"), [(live.served_page, "marimo"), (live.served_notebook, "jupyterlab")]
+)
+def test_actions_on_the_page_and_in_jupyter_are_timed(served, package):
     if CHROMIUM is None:
         pytest.skip("Chromium is missing: no page is drawn")
-    for name in ("marimo", "playwright"):
+    for name in (package, "playwright"):
         pytest.importorskip(name)
-    with live.served_page("icl-mini") as page:
+    with served("icl-mini") as page:
         rows = live.measure_page(page, "icl-mini", repeats=1)
         assert page.get_by_label("Query").input_value() == "good one one"
         assert page.get_by_label("Label 1", exact=True).input_value() == "foo"  # exchanged
