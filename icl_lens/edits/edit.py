@@ -295,9 +295,11 @@ class EditAtLayers:
 
     def select(self, prompts: Sequence[int]) -> "EditAtLayers":
         """Return the edit for passes that run only some of the prompts."""
-        rows = list(prompts)
+        rows = torch.tensor(list(prompts))
         batch = None if self.batch is None else self.batch[rows]
-        return replace(self, batch=batch, prompt=torch.tensor(rows))
+        return replace(
+            self, batch=batch, prompt=rows if self.prompt is None else self.prompt.cpu()[rows]
+        )
 
 
 LayerEdits = list[tuple[Stage, EditAtLayers, list[int]]]

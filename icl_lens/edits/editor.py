@@ -1,6 +1,6 @@
 """The active edits of a model, and the hooks that apply them in passes over whole prompts."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +26,13 @@ from icl_lens.edits.edit import (
 from icl_lens.edits.pattern import LayerValues, check_no_cache, layer_hooks
 from icl_lens.edits.site_hooks import SiteWriter, site_hooks
 from icl_lens.errors import InputError
-from icl_lens.models.active_edits import DESCRIBE, Described, are_edits_disabled
+from icl_lens.models.active_edits import (
+    DESCRIBE,
+    SELECT,
+    Described,
+    Selection,
+    are_edits_disabled,
+)
 from icl_lens.models.independent_rows import independent_rows
 from icl_lens.models.locking import check_thread, model_lock
 from icl_lens.models.view import ModelView
@@ -82,6 +88,26 @@ class Editor:
             point, handle = self.hooked.pop(name)
             handle.hook.remove()
             point.fwd_hooks = [hook for hook in point.fwd_hooks if hook is not handle]
+
+    def can_select(self, batch: PromptBatch) -> bool:
+        """Return whether all edits were made for these prompts, so that passes may run some of
+        them.
+        """
+        tokens = batch.tokens.cpu()
+        for placed in self.edits:
+            if placed.batch is None or not torch.equal(placed.batch.tokens.cpu(), tokens):
+                return False
+        return True
+
+    @contextmanager
+    def selected(self, prompts: Sequence[int]) -> Iterator[None]:
+        """Edit passes over some of the prompts inside the `with` block."""
+        edits_of_all = self.edits
+        self.edits = [placed.select(prompts) for placed in edits_of_all]
+        try:
+            yield
+        finally:
+            self.edits = edits_of_all
 
     def start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Check the inputs of a forward pass and reset the state of the previous one."""
@@ -191,7 +217,10 @@ class Editor:
         return x
 
     def _attend(self, layer: int) -> None:
-        values = self.values[layer]
+        """Compute the edited patterns and values of a layer, and forget those of earlier layers."""
+        self.patterns.clear()
+        self.earlier.clear()
+        values = self.values.pop(layer)
         check_no_cache(values)
         q = values.seen["q"]
         last = self.last(len(q), q.shape[1], q.device)
@@ -260,6 +289,7 @@ def editing(view: ModelView, *edits: EditAtLayers) -> Iterator[None]:
         if editor is None:
             editor = _EDITORS[view.model] = Editor(view)
             DESCRIBE[view.model] = editor.describe
+            SELECT[view.model] = Selection(editor.can_select, editor.selected)
             module = getattr(view.model, "original_model", view.model)
             editor.start_handle = module.register_forward_pre_hook(
                 lambda _, args, kwargs: editor.start(args, kwargs), with_kwargs=True
@@ -272,7 +302,7 @@ def editing(view: ModelView, *edits: EditAtLayers) -> Iterator[None]:
             for edit in edits:
                 editor.leave(edit)
             if not editor.edits and _EDITORS.get(view.model) is editor:
-                del _EDITORS[view.model], DESCRIBE[view.model]
+                del _EDITORS[view.model], DESCRIBE[view.model], SELECT[view.model]
                 editor.start_handle.remove()
 
 

@@ -4,6 +4,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from icl_lens.edits.pattern import LayerValues, recording_hooks, score_inputs
 from icl_lens.errors import InputError, check_choice
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.head import AnyHead
+from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
 from icl_lens.reading.passes import last_logits
@@ -365,29 +367,72 @@ def _label_tokens(batch: PromptBatch, row: int) -> list[range]:
 def _record(
     view: ModelView, by_layer: dict[int, list[int]], source: PromptBatch, activation: HeadActivation
 ) -> HeadActivations:
-    """Run the source prompts and return the activations of the given heads."""
+    """Run the source prompts, a few at a time, and return the activations of the given heads."""
     check_vocabulary(view.model, source, "source")
+    pieces: list[HeadActivations] = []
+    with edits_disabled(view):
+        for prompts in source.split(rows_at_once(view, source.tokens.shape[1])):
+            pieces.append(_record_pass(view, by_layer, prompts, activation))
+    recorded: HeadActivations = {}
+    for layer in by_layer:
+        recorded[layer] = {}
+        for name in pieces[0][layer]:
+            of_pieces = [piece[layer][name] for piece in pieces]
+            n_axes = 2 if activation == "pattern" else 1
+            recorded[layer][name] = _joined(of_pieces, source.tokens.shape[1], n_axes)
+    return recorded
+
+
+def _record_pass(
+    view: ModelView, by_layer: dict[int, list[int]], source: PromptBatch, activation: HeadActivation
+) -> HeadActivations:
+    """Run source prompts in one pass and return the activations of the given heads."""
+    recorded: HeadActivations = {}
+
+    def keep_pattern(pattern: Tensor, hook: Any, layer: int) -> None:
+        recorded[layer] = {"pattern": pattern.detach()[:, by_layer[layer]]}
+
     values_of = {
         layer: LayerValues(view, layer, source.attention_mask.bool()) for layer in by_layer
     }
-    hooks = []
+    hooks: list[tuple[str, Any]] = []
     for layer, values in values_of.items():
         if activation == "z":
             name = view.hook(layer, "attn.hook_z")
             hooks.append((name, lambda z, hook, values=values: values.record("z", z.detach())))
+        elif activation == "pattern":
+            name = view.hook(layer, "attn.hook_pattern")
+            hooks.append((name, partial(keep_pattern, layer=layer)))
+        elif activation == "v":
+            hooks += recording_hooks(values, "v")
         else:
-            hooks += recording_hooks(values)
-    with edits_disabled(view):
-        last_logits(view.model, source, hooks)
-    recorded: HeadActivations = {}
+            hooks += recording_hooks(values, "q", "k", "position", "resid")
+    last_logits(view.model, source, hooks)
+    if activation == "pattern":
+        return recorded
     for layer, heads in by_layer.items():
         values = values_of[layer]
-        if activation == "pattern":
-            recorded[layer] = {"pattern": values.seen["pattern"][:, heads]}
-        elif activation in ("v", "z"):
+        if activation in ("v", "z"):
             recorded[layer] = {activation: values.heads(activation, heads)}
-        else:
-            inputs = score_inputs(values, heads)
-            parts = {name: getattr(inputs, name) for name in (activation, f"{activation}_share")}
-            recorded[layer] = {name: part for name, part in parts.items() if part is not None}
+            continue
+        inputs = score_inputs(values, heads)
+        parts = {name: getattr(inputs, name) for name in (activation, f"{activation}_share")}
+        recorded[layer] = {name: part for name, part in parts.items() if part is not None}
     return recorded
+
+
+def _joined(pieces: Sequence[Tensor], width: int, n_axes: int) -> Tensor:
+    """Return activations of the prompts of several passes, with zeros up to `width` positions.
+
+    They are [prompt pos head d_head] with one axis of positions, or [prompt head query key] with
+    two.
+    """
+    padded = []
+    for piece in pieces:
+        if n_axes == 2:
+            n_missing = width - piece.shape[3]
+            padded.append(torch.nn.functional.pad(piece, (0, n_missing, 0, n_missing)))
+        else:
+            n_missing = width - piece.shape[1]
+            padded.append(torch.nn.functional.pad(piece, (0, 0, 0, 0, 0, n_missing)))
+    return torch.cat(padded)

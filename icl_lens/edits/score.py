@@ -37,11 +37,10 @@ from icl_lens.edits.patch import Align, HeadActivation, Patch
 from icl_lens.edits.prefix_cache import PrefixCache
 from icl_lens.edits.restart import Read, ReadAmong, score_restarted
 from icl_lens.errors import InputError, check_at_least, short_repr
-from icl_lens.models.active_edits import DESCRIBE
+from icl_lens.models.active_edits import DESCRIBE, edits_of_rows, rows_per_pass
 from icl_lens.models.head import AnyHead
 from icl_lens.models.locking import model_lock
 from icl_lens.models.memory import PASS_TOKENS
-from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.reading.answer_spacing import warn_of_answer_spacing
@@ -290,19 +289,22 @@ def _may_restart(view: ModelView, placed: Sequence[EditAtLayers]) -> bool:
 def _read_whole(
     view: ModelView, batch: PromptBatch, placed: Sequence[EditAtLayers], read: Read
 ) -> Tensor:
-    """Return what is read in passes over whole prompts, as many at a time as `PASS_BYTES` allows.
-
-    If hooks are active, which expect the batch, all prompts run in one pass.
+    """Return what is read in passes over whole prompts, as many at a time as `rows_per_pass`
+    allows.
     """
-    size = len(batch) if view.has_hooks else rows_at_once(view, batch.tokens.shape[1])
+    size = rows_per_pass(view, batch)
     if len(batch) <= size:
         with model_lock(view.model), editing(view, *placed):
             return read(last_log_probs(view.model, batch), torch.arange(len(batch)))
     pieces = []
     for rows in torch.arange(len(batch)).split(size):
-        edits_of_rows = [edit.select(rows.tolist()) for edit in placed]
-        with model_lock(view.model), editing(view, *edits_of_rows):
-            pieces.append(read(last_log_probs(view.model, batch[rows.tolist()]), rows))
+        of_rows = [edit.select(rows.tolist()) for edit in placed]
+        with (
+            model_lock(view.model),
+            edits_of_rows(view, rows.tolist()),
+            editing(view, *of_rows),
+        ):
+            pieces.append(read(last_log_probs(view.model, batch[rows]), rows))
     return torch.cat(pieces)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from icl_lens.edits.edit import EditAtLayers
 from icl_lens.edits.editor import editing
@@ -13,6 +14,7 @@ from icl_lens.edits.score import Sets, check_sets, place
 from icl_lens.errors import InputError, check_integers, short_repr
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.locking import reserves_model
+from icl_lens.models.sizes import make_room
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.result.base import Result
@@ -174,13 +176,25 @@ def _continued(
     for row in range(len(batch)):
         prompt = batch[row].tokens
         edits_of_row = [edit_at.select([row]) for edit_at in edits]
+        room = make_room(view, 1, prompt.shape[1])
+        hooks = [*room, (view.last_logits_hook, _last_position)]
         # The lock comes first, or another thread's draws would move this thread's.
-        with editing(view, *edits_of_row), torch.random.fork_rng():
+        with (
+            editing(view, *edits_of_row),
+            view.inference_pass(),
+            view.model.hooks(fwd_hooks=hooks),
+            torch.random.fork_rng(),
+        ):
             torch.manual_seed(seed)
             tokens = view.model.generate(prompt, use_past_kv_cache=is_cached, **options)
         continuations.append(tuple(tokens[0, prompt.shape[1] :].tolist()))
         advance(1)
     return tuple(continuations)
+
+
+def _last_position(x: Tensor, hook: Any) -> Tensor:
+    """Select the last position, whose logits alone are read; all positions' take more memory."""
+    return x[:, -1:]
 
 
 def _unique_names(placed_sets: Sequence[Sequence[EditAtLayers]]) -> tuple[str, ...]:

@@ -3,14 +3,16 @@ set.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from icl_lens.models.locking import model_lock, model_reserved, thread_noted
 from icl_lens.models.module_hooks import hooked_modules
+from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
 
 # Names and hooks that `active_edits` lists; it counts the rest.
 MAX_NAMED = 8
@@ -20,6 +22,19 @@ Described = tuple[list[str], set[int]]
 
 # Model -> describes its open edits; set while `icl_lens.edits.editor` has any.
 DESCRIBE: "WeakKeyDictionary[Any, Callable[[], Described]]" = WeakKeyDictionary()
+
+
+class Selection(NamedTuple):
+    """How passes over some prompts of a batch have the open edits of these prompts."""
+
+    is_possible: Callable[[PromptBatch], bool]
+    """Whether the edits belong to the prompts of a batch."""
+    block: Callable[[Sequence[int]], AbstractContextManager[None]]
+    """Edits passes over some of the prompts inside a `with` block."""
+
+
+# Model -> selects prompts of its open edits; set while `icl_lens.edits.editor` has any.
+SELECT: "WeakKeyDictionary[Any, Selection]" = WeakKeyDictionary()
 # Model -> threads inside `edits_disabled`.
 _DISABLED: "WeakKeyDictionary[Any, set[int]]" = WeakKeyDictionary()
 
@@ -34,6 +49,36 @@ def edits_disabled(view: ModelView) -> Iterator[None]:
 def are_edits_disabled(view: ModelView) -> bool:
     """Return whether a block of `edits_disabled` is open in this thread."""
     return get_ident() in _DISABLED.get(view.model, ())
+
+
+def rows_per_pass(view: ModelView, batch: PromptBatch) -> int:
+    """Return how many rows of a batch one pass runs: as many as `PASS_BYTES` allows, at least one.
+
+    These are all rows under hooks of the user, which may count on the whole batch, and under open
+    edits that were not made for these prompts.
+    """
+    with model_lock(view.model):
+        is_divisible = not view.has_hooks
+        if view.model in SELECT and not _has_other_hooks(view):
+            is_divisible = SELECT[view.model].is_possible(batch)
+    return rows_at_once(view, batch.tokens.shape[1]) if is_divisible else len(batch)
+
+
+def edits_of_rows(view: ModelView, rows: Sequence[int]) -> AbstractContextManager[None]:
+    """Return a block in which passes over some rows of a batch have the open edits of these
+    rows; see `rows_per_pass`.
+    """
+    return SELECT[view.model].block(rows) if view.model in SELECT else nullcontext()
+
+
+def _has_other_hooks(view: ModelView) -> bool:
+    """Return whether hooks other than those of open edits are active."""
+    _, edit_handles = DESCRIBE[view.model]()
+    for point in view.model.hook_dict.values():
+        for handle in point.fwd_hooks:
+            if not handle.is_permanent and id(handle) not in edit_handles:
+                return True
+    return bool(hooked_modules(view.model))
 
 
 def active_edits(view: ModelView) -> tuple[str, ...]:

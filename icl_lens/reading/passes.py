@@ -10,11 +10,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.errors import InputError
+from icl_lens.models.active_edits import edits_of_rows, rows_per_pass
 from icl_lens.models.identity import compare_batch, compare_deferred, is_new_kind
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.locking import model_lock
 from icl_lens.models.memory import release_freed_memory
-from icl_lens.models.sizes import make_room, rows_at_once
+from icl_lens.models.sizes import make_room
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
 from icl_lens.reading.writers import has_pos_embed
@@ -36,20 +37,20 @@ def last_log_probs(
 
 
 def log_probs_in_passes(model: Any, batch: PromptBatch) -> Float[Tensor, "batch d_vocab"]:
-    """Return `last_log_probs`, from passes over as many prompts at a time as `PASS_BYTES` allows.
-
-    If hooks or edits are active, which expect the batch, all prompts run in one pass.
+    """Return `last_log_probs`, from passes over as many prompts at a time as `rows_per_pass`
+    allows.
     """
     view = ModelView.of(model)
     check_batch(batch)
-    size = len(batch) if view.has_hooks else rows_at_once(view, batch.tokens.shape[1])
+    size = rows_per_pass(view, batch)
     if len(batch) <= size:
         return last_log_probs(model, batch)
     pieces = []
     with steps("scoring", len(batch)) as advance:
-        for prompts in batch.split(size):
-            pieces.append(last_log_probs(model, prompts))
-            advance(len(prompts))
+        for rows in torch.arange(len(batch)).split(size):
+            with edits_of_rows(view, rows.tolist()):
+                pieces.append(last_log_probs(model, batch[rows]))
+            advance(len(rows))
     return torch.cat(pieces)
 
 

@@ -119,6 +119,18 @@ def test_generation_from_padding_is_refused_where_the_prompts_are_known(load_tin
             model.generate(batch.tokens, use_past_kv_cache=cached, **GREEDY)
 
 
+def test_logits_are_computed_after_the_last_token_only(load_tiny, monkeypatch):
+    """Those after all tokens of a long prompt take more memory than the rest of the pass."""
+    model = load_tiny("llama_gqa")
+    batch = il.tokenize(model, SAME, prepend_bos=False)
+    want = il.generate(model, batch, max_new_tokens=N_NEW).tokens
+    n_positions = []
+    count = ("unembed.hook_out", lambda logits, hook: n_positions.append(logits.shape[1]))
+    with model.hooks(fwd_hooks=[count]):
+        assert il.generate(model, batch, max_new_tokens=N_NEW).tokens == want
+    assert set(n_positions) == {1}
+
+
 SAME = [
     il.Prompt.parse("love : bar like : bar eight : foo one :", answer="foo"),
     il.Prompt.parse("two : foo sad : bar three : foo happy :", answer="bar"),
