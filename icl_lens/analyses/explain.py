@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.analyses import explain_sections
-from icl_lens.analyses.explain_heads import head_reports
+from icl_lens.analyses.explain_heads import WriterReadings, head_reports
 from icl_lens.analyses.explain_sections import ScoredPrompt
 from icl_lens.analyses.explanation import Explanation
 from icl_lens.analyses.sections import Settings
@@ -158,14 +158,17 @@ def _explained(
     located = [Head.from_index(index, acts.view.n_heads) for index in order]
     if why is not None and why not in located:
         located.append(why)
+    attempts = explain_sections.Attempts()
+    readings = WriterReadings.of(scored, located, attempts)
+    acts = replace(acts, writers=None)  # for a long prompt, as large as the cache that follows
+    scored = replace(scored, acts=acts)
     cached = explain_sections.row_cache(scored)
     single, ablation = explain_sections.ablation(scored, located, cached)
     report(2)
-    attempts = explain_sections.Attempts()
     added = explain_sections.demonstrations(scored, attempts, cached)
     del cached
     report(3)
-    heads = tuple(head_reports(scored, located, head_scores, single, attempts))
+    heads = tuple(head_reports(scored, located, head_scores, single, readings, attempts))
     report(4)
     model_input = explain_sections.inputs(scored)
     explanation = Explanation(

@@ -53,11 +53,27 @@ VectorKind = Literal["query", "values", "keys"] | tuple[Literal["writers"], Side
 """The vectors of a head that are described: its own, and what the strongest writers contribute."""
 
 
+@dataclass(frozen=True)
+class WriterReadings:
+    """What reports read of `acts.writers`, by located head."""
+
+    similarities: list[tuple[tuple[float, ...], ...]]
+    """Each head's `label_similarity`; empty for plain text, or if it is left out."""
+    reasons: list[tuple[AttentionReasons | None, dict[Side, Float[Tensor, "_ d_model"]]]]
+    """Why each head attends where it does, and what its strongest writers contribute."""
+
+    @classmethod
+    def of(cls, scored: ScoredPrompt, heads: list[Head], attempts: Attempts) -> "WriterReadings":
+        """Read the writers, after which the rest of an explanation needs them no more."""
+        return cls(_similarities(scored, heads, attempts), _reasons(scored, heads, attempts))
+
+
 def head_reports(
     scored: ScoredPrompt,
     heads: list[Head],
     scores: Mapping[Score, Float[Tensor, "layer head"]],
     ablated: Float[Tensor, "located label"],
+    readings: WriterReadings,
     attempts: Attempts,
 ) -> Iterator[HeadReport]:
     """Yield a report per located head; results shared by the heads are computed once.
@@ -67,8 +83,7 @@ def head_reports(
     acts, n_tokens = scored.acts, scored.n_tokens
     by_position = _by_position(scored, heads)
     contrast_by_position = _by_position(scored, heads, scored.against) if scored.others else {}
-    similarities = _similarities(scored, heads, attempts)
-    reasons = _reasons(scored, heads, attempts)
+    similarities, reasons = readings.similarities, readings.reasons
     positions = {head: _described_positions(scored, head) for head in heads}
     groups: dict[tuple[Head, VectorKind], VectorGroup] = {}
     for head, (_, of_writers) in zip(heads, reasons, strict=True):

@@ -21,8 +21,9 @@
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from operator import itemgetter
 from typing import Any, Literal, get_args
 
@@ -48,9 +49,17 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import ROLES, PromptBatch, check_batch
 from icl_lens.prompts.roles import EdgeRole, indices_in_roles, role_masks
 from icl_lens.prompts.token_ids import TokenPositions, padded_ids
-from icl_lens.reading.activations import Activations, capture
+from icl_lens.reading.activations import Activations, capture_with_hooks
+from icl_lens.reading.decompose import head_outputs
 from icl_lens.reading.head_projection import require_writers
-from icl_lens.reading.writers import names_before_ffn, vector_bytes, writer_names
+from icl_lens.reading.passes import last_logits
+from icl_lens.reading.writers import (
+    has_pos_embed,
+    names_before_ffn,
+    scaled_z,
+    vector_bytes,
+    writer_names,
+)
 
 EdgePart = Literal["q", "k", "v", "mlp_in"]
 """What a reader reads: a head its query ("q"), keys ("k") and values ("v"), an FFN its input."""
@@ -561,11 +570,20 @@ def replaced_by_sets(
     view = ModelView.of(model)
     heads = _OutputsOfSets.of(batch, removed, Head, view.d_head, n_sets)
     ffns = _OutputsOfSets.of(batch, removed, FFN, view.d_model, n_sets)
-    z, ffn = [], []
-    for acts, prompts in capture_pieces(model, batch, "all"):
+    layers = layers_of([component for component, _ in removed], chains)
+    roles = roles_of(view, removed, chains)
+
+    def outputs_of(prompts: list[int]) -> tuple[Tensor, Tensor]:
+        places = positions_in(role_masks(batch[prompts], roles).any(1))
+        positions = [row[row >= 0].tolist() or [-1] for row in places]
+        acts = capture_writers(model, batch[prompts], positions, layers)
         vectors = chain_vectors(acts, chains, means)
-        z.append(heads.values(acts, prompts, means, vectors))
-        ffn.append(ffns.values(acts, prompts, means, vectors))
+        return (
+            heads.values(acts, prompts, means, vectors),
+            ffns.values(acts, prompts, means, vectors),
+        )
+
+    z, ffn = zip(*map(outputs_of, writer_pieces(view, batch, "all")), strict=True)
     new_z, new_ffn = torch.cat(z), torch.cat(ffn)
     z_back, ffn_back = (
         torch.cat(outputs.back, dim=1).to(new_z.device) for outputs in (heads, ffns)
@@ -598,38 +616,108 @@ def writer_means(model: Any, batch: PromptBatch) -> Means:
     """
     check_batch(batch, "reference")
     view = ModelView.of(model)
-    total = torch.zeros(
-        len(ROLES), len(writer_names(view, view.n_layers)) - 1, view.d_model, dtype=torch.float64
-    )
-    count = torch.zeros(len(ROLES), dtype=torch.float64)
-    for acts, _ in capture_pieces(model, batch, "all"):
-        writers = require_writers(acts)
-        roles = acts.batch.role_indices.to(writers.row.device)
-        prompt, position = (roles >= 0).nonzero().unbind(1)
-        rows, role_of_row = writers.row[prompt, position], roles[prompt, position].cpu()
-        count += torch.bincount(role_of_row, minlength=len(ROLES))
-        start = 0
-        for vectors, _ in writers.by_layer(rows, view.n_layers):
-            end = start + vectors.shape[1]
-            total[:, start:end].index_add_(0, role_of_row, vectors.double().cpu())
-            start = end
+    sums = _RoleSums(view)
+    for prompts in batch.split(rows_at_once(view, batch.tokens.shape[1])):
+        sums.add(prompts)
+    total, count = sums.total(), sums.count
     labels = list(indices_in_roles("label"))
     total[labels], count[labels] = total[labels].sum(0), count[labels].sum()
-    return (total / count.clamp(min=1)[:, None, None]).to(view.compute_dtype)
+    return (total / count.clamp(min=1)[:, None, None]).to(view.compute_dtype, copy=True)
 
 
-def capture_pieces(
-    model: Any, batch: PromptBatch, positions: TokenPositions
-) -> Iterator[tuple[Activations, list[int]]]:
-    """Yield activations with the writers at `positions` for a few prompts at a time, and the
-    indices of the prompts.
+class _RoleSums:
+    """Sums of what writers wrote to tokens of each role, in float64; passes keep nothing else.
+
+    What a head writes is linear in its z, of which the sums are kept.
     """
-    view = ModelView.of(model)
+
+    def __init__(self, view: ModelView) -> None:
+        self.view = view
+        self.count = torch.zeros(len(ROLES), dtype=torch.float64)
+        self.by_name: dict[str, Float[Tensor, "role *width"]] = {}
+        """Sums of embeddings, of each layer's z ("z3") and of what its FFN wrote ("F3")."""
+
+    def add(self, prompts: PromptBatch) -> None:
+        """Run prompts and add what they have."""
+        view = self.view
+        roles = prompts.role_indices.cpu()
+        row, position = (roles >= 0).nonzero().unbind(1)
+        role_of_token = roles[row, position]
+        self.count += torch.bincount(role_of_token, minlength=len(ROLES))
+
+        def add_tokens(x: Tensor, hook: Any, name: str, layer: int | None = None) -> None:
+            row_of_x = row if len(x) > 1 else torch.zeros_like(row)  # positions have one row
+            tokens = x.detach()[row_of_x.to(x.device), position.to(x.device)]
+            if layer is not None:
+                tokens, _ = scaled_z(view, layer, tokens)
+            if name not in self.by_name:
+                shape = len(ROLES), *tokens.shape[1:]
+                self.by_name[name] = torch.zeros(shape, dtype=torch.float64)
+            self.by_name[name].index_add_(0, role_of_token, tokens.double().cpu())
+
+        hooks: list[tuple[str, Any]] = []
+        if has_pos_embed(view):
+            hooks.append(("hook_pos_embed", partial(add_tokens, name="pos_embed")))
+        hooks.append((view.hook(0, "hook_resid_pre"), partial(add_tokens, name="input")))
+        for layer in range(view.n_layers):
+            add_z = partial(add_tokens, name=f"z{layer}", layer=layer)
+            hooks.append((view.hook(layer, "attn.hook_z"), add_z))
+            add_ffn = partial(add_tokens, name=f"F{layer}")
+            hooks.append((view.hook(layer, "hook_mlp_out"), add_ffn))
+        last_logits(view.model, prompts, hooks)
+
+    def total(self) -> Float[Tensor, "role writer d_model"]:
+        """Return the sums of all writers but the biases, in the order of `writer_names`."""
+        by_writer = [self.by_name["input"]]
+        if "pos_embed" in self.by_name:
+            position = self.by_name["pos_embed"]
+            by_writer = [self.by_name["input"] - position, position]
+        for layer in range(self.view.n_layers):
+            heads = head_outputs(self.by_name[f"z{layer}"], self.view.W_O(layer).double().cpu())
+            by_writer += [*heads.unbind(1), self.by_name[f"F{layer}"]]
+        return torch.stack(by_writer, dim=1)
+
+
+def layers_of(components: Iterable[Component], chains: Sequence[Chain] = ()) -> set[int]:
+    """Return the layers whose inputs are rebuilt: those of readers, and of components in chains."""
+    layers = {component.layer for component in components}
+    for edge in itertools.chain.from_iterable(chains):
+        inner = (edge.writer,) if isinstance(edge.writer, tuple) else ()
+        layers |= layers_of([as_component(edge.reader)], inner)
+    return layers
+
+
+def roles_of(
+    view: ModelView, removed: RemovalMasks, chains: Sequence[Chain] = ()
+) -> list[EdgeRole]:
+    """Return the roles of the tokens whose writers are read: those of removed edges, at which
+    readers act, and the same of chains.
+    """
+    roles: set[EdgeRole] = {"last"}
+    for (_, reader_at), mask in removed.items():
+        roles.add(reader_at)
+        is_removed = mask.any(3).flatten(0, 1).any(0)
+        roles |= {ROLES[number] for number in is_removed.nonzero()[:, 0].tolist()}
+    if chains:
+        roles.update(roles_of(view, *removal_masks(view, chains)))
+    return sorted(roles)
+
+
+def writer_pieces(
+    view: ModelView, batch: PromptBatch, positions: TokenPositions
+) -> list[list[int]]:
+    """Return the indices of the prompts whose writers at `positions` are captured at a time."""
     bytes_per_prompt = vector_bytes(view) * (1 if positions == "last" else batch.tokens.shape[1])
     rows_per_pass = rows_at_once(view, batch.tokens.shape[1])
     size = max(1, min(WRITER_BYTES // bytes_per_prompt, rows_per_pass))
-    for piece in torch.arange(len(batch)).split(size):
-        # Rows that share a pass would share what chains write, although the same token can have
-        # another role in each.
-        own_passes = replace(batch[piece.tolist()], prompt_index=None)
-        yield capture(model, own_passes, writers=positions), piece.tolist()
+    return [piece.tolist() for piece in torch.arange(len(batch)).split(size)]
+
+
+def capture_writers(
+    model: Any, batch: PromptBatch, positions: TokenPositions, layers: Iterable[int]
+) -> Activations:
+    """Return activations with the writers at `positions` that components of some layers read."""
+    # Rows that share a pass would share what chains write, although the same token can have
+    # another role in each.
+    own_passes = replace(batch, prompt_index=None)
+    return capture_with_hooks(model, own_passes, [], writers=positions, readers=list(layers))

@@ -76,7 +76,7 @@ class Reader:
             [self.places, last], dim=1
         )  # the model's attention is known from the last position only
         query = HeadProjection(acts, head, "q", queries)
-        x = self.writers.resid_pre[query.rows, head.layer].to(self.view.compute_dtype)
+        x = self.writers.inputs(head.layer)[query.rows].to(self.view.compute_dtype)
         q = torch.where((queries == last)[..., None], query.vectors_at(queries), query.project(x))
         q = query.scoring.scale * query.rotate(q, queries)
         # Only the model's own keys are read here, and writers may be captured at the last position
@@ -130,13 +130,20 @@ class Reader:
         `removed` says which writers each variant lacks at tokens of each role. By default, there is
         one variant per writer, which lacks this writer at all tokens.
         """
-        places = self.places if part == "q" else self.key_positions
-        projection = HeadProjection(self.acts, self.head, part, places)
-        rows, positions = projection.rows.flatten(), projection.positions
-        roles = self.acts.batch.role_indices.to(rows.device).gather(1, positions.clamp(min=0))
-        roles = roles.masked_fill(positions < 0, -1).flatten()
+        positions = self.places if part == "q" else self.key_positions
+        roles = self.acts.batch.role_indices.to(positions.device)
+        roles = roles.gather(1, positions.clamp(min=0)).masked_fill(positions < 0, -1)
+        if part != "q" and removed is not None:  # other keys and values are the model's own
+            is_changed = removed.flatten(1).any(1).to(roles.device)[roles] & (roles >= 0)
+            roles = roles.masked_fill(~is_changed, -1)
+        projection = HeadProjection(
+            self.acts, self.head, part, positions.masked_fill(roles < 0, -1)
+        )
+        rows, roles = projection.rows.flatten(), roles.flatten()
         n_variants = self.n_writers if removed is None else removed.shape[1]
         rebuilt = self.q.new_zeros(len(rows), n_variants, self.view.d_head)
+        if part != "q":
+            rebuilt += projection.vectors_at(positions).flatten(0, 1)[:, None]
         for role in roles[roles >= 0].unique().tolist():
             distinct, index_of_variant = None, slice(None)
             if removed is not None:  # for most roles, many variants lack the same writers
@@ -146,7 +153,7 @@ class Reader:
             bytes_per_row = 4 * self.view.d_model * (self.n_writers + 2 * n_distinct)
             with_role = (roles == role).nonzero()[:, 0]
             for piece in with_role.split(max(1, PIECE_BYTES // bytes_per_row)):
-                x = self.writers.resid_pre[rows[piece], self.head.layer, None].to(rebuilt)
+                x = self.writers.inputs(self.head.layer)[rows[piece], None].to(rebuilt)
                 if distinct is None:
                     x = x - self._removable(rows[piece], role)
                 elif bool(distinct.any()):

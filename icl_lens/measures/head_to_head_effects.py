@@ -10,8 +10,8 @@ Several readers are rebuilt independently from the same unedited pass: a change 
 reach another.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
@@ -28,15 +28,17 @@ from icl_lens.edits.edges import (
     Edge,
     EdgePart,
     ReplaceOutputs,
-    capture_pieces,
+    capture_writers,
     chain_of,
     chain_vectors,
     check_part,
+    layers_of,
     names_before,
     positions_in,
     tokens_back,
     writer_index,
     writer_means,
+    writer_pieces,
     writer_text,
 )
 from icl_lens.edits.edit import PARTS, Part, Stage
@@ -52,7 +54,6 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import ROLES, PromptBatch, check_batch
 from icl_lens.prompts.roles import EDGE_ROLES, EdgeRole, role_masks
 from icl_lens.prompts.token_ids import TokenPositions, resolve_positions
-from icl_lens.reading.activations import Activations
 from icl_lens.reading.scored_tokens import Against
 from icl_lens.reading.writers import writer_names
 from icl_lens.result.base import Result
@@ -424,8 +425,8 @@ class _RemovedEdges:
         captured = "last" if is_last_only and not self.chains else "all"
         pieces = []
         with steps("rebuilding readers", len(batch)) as advance:
-            for acts, prompts in capture_pieces(model, batch, captured):
-                pieces.append(self._rebuilt_outputs(acts, prompts, places, means))
+            for prompts in writer_pieces(ModelView.of(model), batch, captured):
+                pieces.append(self._rebuilt_outputs(model, prompts, captured, places, means))
                 advance(len(prompts))
         outputs = torch.cat(pieces)
         back = tokens_back(batch, places).repeat(1, len(self.edges)).to(outputs.device)
@@ -438,14 +439,17 @@ class _RemovedEdges:
 
     def _rebuilt_outputs(
         self,
-        acts: Activations,
+        model: Any,
         prompts: list[int],
+        captured: TokenPositions,
         places: Int[Tensor, "batch place"],
         means: Means | None,
-    ) -> Float[Tensor, "batch output width"]:
+    ) -> Float[Tensor, "prompt output width"]:
         """Return the outputs of all pairs at all places for some prompts, pair by pair: z of heads,
         or what FFNs write.
         """
+        layers = layers_of(self.readers, self.chains)
+        acts = capture_writers(model, self.inputs.batch[prompts], captured, layers)
         vectors = chain_vectors(acts, self.chains, means)
         tokens = self.inputs.at_tokens[prompts]
         pieces = []
@@ -524,19 +528,27 @@ def estimate_effects(
     places = positions_in(role_masks(batch, [reader_at])[:, 0])
     heads = [reader for reader in readers if isinstance(reader, Head)]
     ffns = [reader for reader in readers if isinstance(reader, FFN)]
+
+    def estimates_of(prompts: list[int]) -> dict[Component, Tensor]:
+        # Gradients come first: a backward pass takes as much memory as the writers.
+        own_passes = replace(batch[prompts], prompt_index=None)
+        gradients = _head_gradients(view, own_passes, heads)
+        ffn_gradients = _ffn_gradients(view, own_passes, ffns)
+        acts = capture_writers(model, batch[prompts], "all", layers_of(readers))
+        estimates: dict[Component, Tensor] = {}
+        for head in heads:
+            reader = Reader(acts, head, means, places[prompts])
+            estimates[head] = _estimates_of_head(reader, gradients[head], masks[prompts])
+        for ffn in ffns:
+            ffn_reader = FFNReader(acts, ffn, means, places[prompts])
+            estimates[ffn] = _estimates_of_ffn(ffn_reader, ffn_gradients[ffn], reader_at)
+        return estimates
+
     pieces: dict[Component, list[Tensor]] = {reader: [] for reader in readers}
     with steps("estimating effects", len(batch)) as advance:
-        for acts, prompts in capture_pieces(model, batch, "all"):
-            gradients = log_odds_gradients(view, acts.batch) if heads else ()
-            for head in heads:
-                reader = Reader(acts, head, means, places[prompts])
-                gradient = gradients[head.layer][:, :, head.head]
-                pieces[head].append(_estimates_of_head(reader, gradient, masks[prompts]))
-            ffn_gradients = _ffn_gradients(view, acts.batch, ffns)
-            for ffn in ffns:
-                ffn_reader = FFNReader(acts, ffn, means, places[prompts])
-                estimates = _estimates_of_ffn(ffn_reader, ffn_gradients[ffn], reader_at)
-                pieces[ffn].append(estimates)
+        for prompts in writer_pieces(view, batch, "all"):
+            for reader, estimates in estimates_of(prompts).items():
+                pieces[reader].append(estimates)
             advance(len(prompts))
     return {reader: torch.cat(estimates) for reader, estimates in pieces.items()}
 
@@ -585,6 +597,25 @@ def _at_places(
     return gradient[rows, places.clamp(min=0)].masked_fill(places[..., None] < 0, 0)
 
 
+def _head_gradients(
+    view: ModelView, batch: PromptBatch, heads: Sequence[Head]
+) -> Mapping[Head, Float[Tensor, "batch pos d_head"]]:
+    """Return the gradient of the answer's log-odds with respect to each head's z."""
+    if not heads:
+        return {}
+    of_layer: dict[int, list[Head]] = {}
+    for head in heads:
+        of_layer.setdefault(head.layer, []).append(head)
+    gradients: dict[Head, Tensor] = {}
+
+    def keep(layer: int, z: Tensor, gradient: Tensor) -> None:
+        for head in of_layer.get(layer, ()):
+            gradients[head] = gradient[:, :, head.head].clone()
+
+    z_gradients(view, batch, log_odds_of(batch), keep)
+    return gradients
+
+
 def _ffn_gradients(
     view: ModelView, batch: PromptBatch, ffns: Sequence[FFN]
 ) -> Mapping[FFN, Float[Tensor, "batch pos d_model"]]:
@@ -604,17 +635,7 @@ def _ffn_gradients(
     return gradients
 
 
-def log_odds_gradients(
-    view: ModelView, batch: PromptBatch, hooks: Iterable[tuple[str, Callable[..., Any]]] = ()
-) -> Sequence[Float[Tensor, "batch pos head d_head"]]:
-    """Return each layer's gradient of the answer's log-odds with respect to z.
-
-    `hooks` are those of `z_gradients`.
-    """
+def log_odds_of(batch: PromptBatch) -> Callable[[Tensor], Float[Tensor, "batch 1"]]:
+    """Return the function that reads the answer's log-odds from log-probabilities."""
     tokens = AnswerTokens(batch.answer_tokens, batch.other_label_tokens)
-
-    def log_odds(log_probs: Tensor) -> Float[Tensor, "batch 1"]:
-        return tokens.log_odds(log_probs, torch.arange(len(batch)))
-
-    (gradients,) = z_gradients(view, batch, log_odds, lambda layer, z, gradient: gradient, hooks)
-    return gradients
+    return lambda log_probs: tokens.log_odds(log_probs, torch.arange(len(batch)))

@@ -641,9 +641,13 @@ def capture_with_hooks(
     *,
     positions: TokenPositions | None = None,
     writers: bool | TokenPositions = False,
+    readers: Sequence[int] | None = None,
     check: bool = True,
 ) -> Activations:
-    """Return `capture`, from a pass in which `hooks`, which must not change anything, read more."""
+    """Return `capture`, from a pass in which `hooks`, which must not change anything, read more.
+
+    With `readers`, only the writers that these layers' heads and FFNs read are kept.
+    """
     check_batch(batch)
     view = ModelView.of(model)
     plan = ReadPlan(batch, batch)
@@ -652,7 +656,7 @@ def capture_with_hooks(
     elif batch.prompt_index is not None and not view.has_hooks:
         plan = ReadPlan.shared(view, batch)
     is_edited = view.has_hooks  # edits may give heads another z than attention times values
-    recorder = Recorder(view, plan, writers)
+    recorder = Recorder(view, plan, writers, readers)
     logits = last_logits(model, plan.run, [*recorder.hooks(), *hooks])
     acts = Activations(**recorder.fields(), edits=active_edits(view))
     if check:

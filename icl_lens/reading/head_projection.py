@@ -123,7 +123,7 @@ class HeadProjection:
         self.shift = torch.zeros_like(weight[0]) if bias is None else bias[self.index].to(dtype)
         if self.norm.shift is not None:
             self.shift = self.shift + self.norm.shift.to(weight) @ weight
-        x = self.writers.resid_pre[:, layer].to(dtype)
+        x = self.writers.inputs(layer).to(dtype)
         self.scale = x.new_ones(len(x))
         if self.norm.normalize:
             self.scale = norm_scale(x, eps=self.norm.eps, center=self.norm.center)
@@ -148,7 +148,7 @@ class HeadProjection:
         if self.kind == "q":
             q = self.acts.q[:, None, self.head.layer].to(self.view.compute_dtype)
             return q.expand(-1, positions.shape[1], -1, -1)
-        keys = self.writers.k[self.writers.passes, self.head.layer]
+        keys = self.writers.keys(self.head.layer)[self.writers.passes]
         keys = (keys if self.kind == "k" else self.acts.values(self.head.layer)).to(
             self.view.compute_dtype
         )
@@ -268,7 +268,7 @@ class HeadProjection:
         projected = []
         for rows in self.rows.flatten().split(max(1, WRITER_BYTES // vector_bytes(self.view))):
             u = self.writers.vectors(rows, self.head.layer)
-            remaining = self.writers.resid_pre[rows, self.head.layer, None].to(u) - u
+            remaining = self.writers.inputs(self.head.layer)[rows, None].to(u) - u
             projected.append(self.project(remaining))
         rotated = self.rotate(torch.cat(projected).unflatten(0, self.rows.shape), self.positions)
         return rotated * self.scoring.scale if self.kind == "q" else rotated
@@ -361,7 +361,7 @@ def attention_row(acts: Activations, head: Head, positions: Int[Tensor, "batch n
     """
     writers = require_writers(acts)
     positions = torch.cat([positions, acts.batch.last.to(positions)[:, None]], dim=1)
-    x = writers.resid_pre[writers.rows_at(positions).clamp(min=0), head.layer].to(
+    x = writers.inputs(head.layer)[writers.rows_at(positions).clamp(min=0)].to(
         acts.view.compute_dtype
     )
     queries = HeadProjection(acts, head, "q", acts.batch.last[:, None].to(positions))

@@ -1,6 +1,6 @@
 """Read the activations of a pass from its hooks, one layer at a time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,11 +82,21 @@ class ReadPlan:
 class Recorder:
     """Fills preallocated tensors from hook values."""
 
-    def __init__(self, view: ModelView, plan: ReadPlan, writers: bool | TokenPositions = False):
+    def __init__(
+        self,
+        view: ModelView,
+        plan: ReadPlan,
+        writers: bool | TokenPositions = False,
+        readers: Sequence[int] | None = None,
+    ):
+        """Record what is read of a pass, with `Writers` at some positions: those that the layers
+        `readers` read, or all.
+        """
         self.view, self.batch, self.device = view, plan.rows, view.unembed_device
         self.pass_index = None if plan.pass_index is None else plan.pass_index.to(self.device)
         self.store: dict[str, Tensor] = {}
         self.keeps_writers = writers is not False
+        self.readers = None if readers is None else tuple(sorted({0, *readers}))
         if self.keeps_writers:
             self._choose_writer_rows(writers)
 
@@ -141,13 +151,15 @@ class Recorder:
             if view.n_neurons is None and view.mlp_post_norm(layer) is not None:
                 hooks["mlp.hook_out"] = {"ffn.raw": self._at_last}
             if self.keeps_writers:
-                hooks["attn.hook_k"] = {"writers.k": self._everywhere}
+                if layer in self._layers_of("writers.k"):
+                    hooks["attn.hook_k"] = {"writers.k": self._everywhere}
                 for name, hook in (
                     ("resid_pre", "hook_resid_pre"),
                     ("z", "attn.hook_z"),
                     ("mlp_out", "hook_mlp_out"),
                 ):
-                    hooks[hook][f"writers.{name}"] = self._at_writer_rows
+                    if layer in self._layers_of(f"writers.{name}"):
+                        hooks[hook][f"writers.{name}"] = self._at_writer_rows
                 for hook in attention_scores.rotation_hooks(view, layer) or ():
                     named_hooks.append((hook, self._keep(None, {hook: self._angles})))
             named_hooks += [
@@ -174,13 +186,20 @@ class Recorder:
                 if layer is None:
                     self.store[name] = part
                     continue
+                layers = self._layers_of(name)
                 if name not in self.store:
-                    self.store[name] = part.new_empty(
-                        (len(part), self.view.n_layers, *part.shape[1:])
-                    )
-                self.store[name][:, layer] = part
+                    self.store[name] = part.new_empty((len(part), len(layers), *part.shape[1:]))
+                self.store[name][:, layers.index(layer)] = part
 
         return keep
+
+    def _layers_of(self, name: str) -> Sequence[int]:
+        """Return the layers of which a value is stored, see `Writers.readers`."""
+        if self.readers is None or not name.startswith("writers."):
+            return range(self.view.n_layers)
+        if name in ("writers.resid_pre", "writers.k"):
+            return self.readers
+        return range(self.readers[-1] + 1)
 
     def _rows(self, value: Tensor) -> Tensor:
         """Return the index in the pass of the prompt that each row is read from."""
@@ -250,6 +269,7 @@ class Recorder:
             passes=self.passes,
             pos_embed=self.store.get("writers.pos_embed"),
             angles=angles,
+            readers=self.readers,
             **{name: self.store[f"writers.{name}"] for name in names},
         )
 

@@ -75,15 +75,20 @@ class Writers:
     """The row in which each position of each prompt is stored; -1 where nothing was kept."""
     passes: Int[Tensor, " batch"]
     """Each prompt's index into the first axis of `k`."""
-    resid_pre: Float[Tensor, "row layer d_model"]
+    resid_pre: Float[Tensor, "row reader d_model"]
+    """Inputs of the layers `readers`."""
     z: Float[Tensor, "row layer head d_head"]
     mlp_out: Float[Tensor, "row layer d_model"]
     pos_embed: Float[Tensor, "row d_model"] | None
-    k: Float[Tensor, "pass layer key kv_head d_head"]
-    """Keys before their norm and rotation, b_K included."""
+    k: Float[Tensor, "pass reader key kv_head d_head"]
+    """Keys of the layers `readers` before their norm and rotation, b_K included."""
     angles: dict[int, tuple[Tensor, Tensor]]
     """Cosines and sines by layer, [pass or 1, key, d_rotary] each, for models that expose them to
     hooks.
+    """
+    readers: tuple[int, ...] | None = None
+    """The layers that `resid_pre` and `k` have, in order: the first, and those whose inputs are
+    read; `z` and `mlp_out` end with the last of them. None for all layers of the model.
     """
 
     def select(self, index: Any) -> "Writers":
@@ -107,6 +112,17 @@ class Writers:
         cos, sin = self.angles[layer]
         at = (self.passes[:, None] if len(cos) > 1 else 0), positions.to(self.passes.device)
         return cos[at], sin[at]
+
+    def inputs(self, layer: int) -> Float[Tensor, "row d_model"]:
+        """Return a layer's input at all rows."""
+        return self.resid_pre[:, self._index(layer)]
+
+    def keys(self, layer: int) -> Float[Tensor, "pass key kv_head d_head"]:
+        """Return a layer's keys before their norm and rotation."""
+        return self.k[:, self._index(layer)]
+
+    def _index(self, layer: int) -> int:
+        return layer if self.readers is None else self.readers.index(layer)
 
     def names(self, layer: int) -> tuple[str, ...]:
         """Return the writers of a layer's input, see `writer_names`."""
@@ -141,7 +157,7 @@ class Writers:
 
     def ffn_input(self, rows: Int[Tensor, " row"], layer: int) -> Float[Tensor, "row d_model"]:
         """Return what a layer's FFN reads, before its norm."""
-        resid_pre = self.resid_pre[rows, layer].to(self.view.compute_dtype)
+        resid_pre = self.inputs(layer)[rows].to(self.view.compute_dtype)
         if self.view.parallel:
             return resid_pre
         z, scale = self.scaled_z(rows, layer)
@@ -218,7 +234,7 @@ class Writers:
         layer.
         """
         all_rows = torch.arange(len(self.z), device=self.z.device)
-        return self._joined(all_rows, self.view.n_layers)
+        return self._joined(all_rows, self.z.shape[1])
 
     def _joined(
         self, rows: Int[Tensor, " row"], layer: int
@@ -270,10 +286,17 @@ class Writers:
         """Return each head's z times the scale of the norm after attention, and that scale (1 if
         there is none).
         """
-        z, view = self.z[rows, layer].to(self.view.compute_dtype), self.view
-        scale = z.new_ones(len(z), 1, 1)
-        if (post := view.attn_post_norm(layer)) is not None:
-            raw = einsum(z, view.raw_W_O(layer).to(z), "row head d, head d model -> row model")
-            raw = raw if (b_O := view.raw_b_O(layer)) is None else raw + b_O
-            scale = norm_scale(raw, eps=post.eps, center=post.center)[:, None, None]
-        return z * scale, scale
+        return scaled_z(self.view, layer, self.z[rows, layer])
+
+
+def scaled_z(
+    view: ModelView, layer: int, z: Float[Tensor, "row head d_head"]
+) -> tuple[Float[Tensor, "row head d_head"], Float[Tensor, "row 1 1"]]:
+    """Return z times the scale of the norm after attention, and that scale (1 if there is none)."""
+    z = z.to(view.compute_dtype)
+    scale = z.new_ones(len(z), 1, 1)
+    if (post := view.attn_post_norm(layer)) is not None:
+        raw = einsum(z, view.raw_W_O(layer).to(z), "row head d, head d model -> row model")
+        raw = raw if (b_O := view.raw_b_O(layer)) is None else raw + b_O
+        scale = norm_scale(raw, eps=post.eps, center=post.center)[:, None, None]
+    return z * scale, scale

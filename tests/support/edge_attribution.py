@@ -31,10 +31,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 import icl_lens as il
-from icl_lens.edits.edges import capture_pieces, positions_in
+from icl_lens.edits.edges import capture_writers, layers_of, positions_in, writer_pieces
 from icl_lens.edits.edit import PARTS
+from icl_lens.edits.gradients import z_gradients
 from icl_lens.edits.reader import Means, Reader
-from icl_lens.measures.head_to_head_effects import log_odds_gradients
+from icl_lens.measures.head_to_head_effects import log_odds_of
 from icl_lens.models.inference import replace_forwards
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.roles import EdgeRole, role_masks
@@ -61,7 +62,8 @@ def attribute_edges(
     places = positions_in(role_masks(batch, [reader_at])[:, 0])
     shares = [number / steps for number in range(1, steps + 1)] if path else [1.0]
     gradients: dict[il.Head, list[Tensor]] = {head: [] for head in readers}
-    for acts, prompts in capture_pieces(model, batch, "all"):
+    for prompts in writer_pieces(view, batch, "all"):
+        acts = capture_writers(model, batch[prompts], "all", layers_of(readers))
         edges = [
             _Edges(acts, Reader(acts, head, means, places[prompts]), means) for head in readers
         ]
@@ -89,7 +91,7 @@ class _Edges:
     def __init__(self, acts: Activations, reader: Reader, means: Means) -> None:
         self.reader, writers, layer = reader, require_writers(acts), reader.head.layer
         rows = writers.row.clamp(min=0)
-        self.x = writers.resid_pre[rows, layer].to(reader.q)  # [batch pos d_model]
+        self.x = writers.inputs(layer)[rows].to(reader.q)  # [batch pos d_model]
         u = writers.vectors(rows.flatten(), layer)[:, :-1].unflatten(0, rows.shape)
         self.change = (
             u - means[:, : u.shape[2]].to(u)[acts.batch.role_indices.clamp(min=0).to(u.device)]
@@ -150,8 +152,12 @@ def _add_gradients(
         )
 
     with view.model.hooks(fwd_hooks=moves):  # run before the hooks of the gradients
-        gradients = log_odds_gradients(
-            view, acts.batch, map(keep, {edge.reader.head.layer for edge in edges})
+        (gradients,) = z_gradients(
+            view,
+            acts.batch,
+            log_odds_of(acts.batch),
+            lambda layer, z, gradient: gradient,
+            map(keep, {edge.reader.head.layer for edge in edges}),
         )
     for copied_edge in edges:
         layer, places = copied_edge.reader.head.layer, copied_edge.reader.places
