@@ -156,7 +156,7 @@ _TASK = (
     ),
     ScoreDefinition(
         "effect",
-        "zeroed alone",
+        "effect",
         "What the answer's log-odds lose if the head alone is zeroed at the last position; its "
         "log-probability, if the prompts have no other labels.",
         "direct ablation",
@@ -196,9 +196,9 @@ _TASK = (
     ),
     ScoreDefinition(
         "indirect_effect",
-        "function vector (AIE)",
+        "indirect effect",
         "Probability of the answer that the head's mean output over these prompts recovers on the "
-        "same prompts with shuffled labels.",
+        "same prompts with shuffled labels (AIE, by which function vectors are made).",
         "2310.15213",
         "probability",
         "prompts",

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ class HeadAtlas(Result):
         """The number of heads of the model."""
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def kinds(self) -> dict[str, list[Head]]:
         """The heads of each kind that was tested, those with the largest scores first.
 
@@ -128,7 +129,7 @@ class HeadAtlas(Result):
         """
         return {score.kind: score.named(self.rate) for score in self if score.p_value is not None}
 
-    @property
+    @cached_property
     def names(self) -> dict[Head, list[str]]:
         """The kinds of each head that has any: heads with most kinds first, then those that stand
         higher among the heads of a kind.
@@ -380,7 +381,7 @@ class HeadAtlas(Result):
                 f"{self.n_heads:,}), but has no name: {why_unnamed(closest, head, self.rate)}."
             )
         for score in self:
-            sentence = outranked(score, head, self.rate)
+            sentence = outranked(score, head, self.kinds.get(score.kind, ()))
             if sentence and score is not closest:
                 notes.append(sentence)
         return notes

@@ -52,6 +52,8 @@ class AttentionElsewhere:
             return "the earlier copy of the same token"
         if n_back == self.n_tokens - 1:
             return "the token after the earlier copy"
+        if n_back == self.n_tokens - 2:
+            return "the second token after the earlier copy"
         return f"the token {n_back} back"
 
 

@@ -8,7 +8,7 @@ Source: the tests are those of `icl_lens.atlas.kinds`.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from icl_lens.atlas.head_score import HeadScore
 from icl_lens.atlas.kinds import TURNED_KINDS
@@ -45,19 +45,23 @@ def closest_kind(scores: Iterable[HeadScore], head: Head) -> HeadScore | None:
     return closest
 
 
-def outranked(score: HeadScore, head: Head, rate: float) -> str:
+def outranked(score: HeadScore, head: Head, named: Sequence[Head]) -> str:
     """Return why a head has no name though its score is larger than that of a head with the name;
-    empty if no named head has a smaller score, or if the head is named.
+    empty if no named head has a smaller score, or if the head is named. `named` are the heads that
+    the score names, largest first.
     """
-    named = score.named(rate)
     if not named or head in named:
         return ""
     lowest = named[-1]
     if not bool(score.mean[head] > score.mean[lowest]):
         return ""
+    values = [float(score.mean[each_head]) for each_head in (head, lowest)]
+    texts = [score.format(value) for value in values]
+    if texts[0] == texts[1]:
+        texts = [f"{value:.4g}".replace("-", "−") for value in values]
     larger = (
-        f"{head} is not named by {score.title}, although its {score.format(float(score.mean[head]))} "
-        f"is larger than the {score.format(float(score.mean[lowest]))} of {lowest}, which is"
+        f"{head} is not named by {score.title}, although its {texts[0]} is larger than the {texts[1]} "
+        f"of {lowest}, which is"
     )
     if (
         score.name in TURNED_KINDS

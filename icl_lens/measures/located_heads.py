@@ -58,7 +58,7 @@ COLUMNS = {
         "contrast", "what the head adds to log p(answer) − log Σ p(other labels)"
     ),
     "increase": ScoreColumn("increase", "what it adds to log p(answer)"),
-    "effect": ScoreColumn("zeroed", "{lost} lost if it alone is zeroed at the last position"),
+    "effect": ScoreColumn("effect", "{lost} lost if it alone is zeroed at the last position"),
     "exchange": ScoreColumn(
         "query", "log-odds lost if it alone takes its query from a prompt of the other class"
     ),

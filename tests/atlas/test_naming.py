@@ -125,6 +125,11 @@ def test_a_larger_score_without_the_name_is_explained_by_what_the_head_attends_t
     assert (
         replace(elsewhere, n_tokens=10).token(il.Head(1, 1)) == "the token after the earlier copy"
     )
+    nearer = replace(elsewhere, n_tokens=7)
+    assert nearer.token(il.Head(0, 1)) == "the second token after the earlier copy"
+    close = replace(barred, mean=ends(0.262, 0.5, 0.263, 0, 0, 0))
+    (note,) = atlas_of(close, score("effect", [0] * 6, [SMALL] * 6)).notes_on("L0H2")
+    assert "its 0.263 is larger than the 0.262 of L0H0" in note
     has_name = replace(barred, p_value=ends(SMALL, SMALL, SMALL, 1, 1, 1))
     has_name = replace(has_name, elsewhere=replace(elsewhere, share=ends(*[0.05] * 6)))
     assert atlas_of(has_name).notes_on("L0H2") == []
@@ -190,7 +195,7 @@ def measured(gpt2):
     return il.head_atlas(gpt2, text=text, n_sequences=5, heads=["L2H1", "L0H3"])
 
 
-def test_an_atlas_of_chosen_heads_has_the_numbers_of_all_heads(gpt2, measured, tmp_path):
+def test_an_atlas_of_chosen_heads_has_the_numbers_of_all_heads(gpt2, measured):
     text = ["love like love hate one two", "the cat a dog the cat"]
     of_all = il.head_atlas(gpt2, text=text, n_sequences=5)
     assert measured.heads == (il.Head(2, 1), il.Head(0, 3))
@@ -205,9 +210,12 @@ def test_an_atlas_of_chosen_heads_has_the_numbers_of_all_heads(gpt2, measured, t
         assert row.is_named == (head in of_score.named(of_all.rate))
         assert bool(row.reason) == (bool(row.kind) and not row.is_named)
     assert len(of_all.heads_frame()) == 12 * len(of_all.scores)
+
+
+def test_a_stored_atlas_has_the_chosen_heads_and_why_they_have_no_name(measured, tmp_path):
     measured.save(tmp_path / "atlas.json")
     loaded = il.results.HeadAtlas.load(tmp_path / "atlas.json")
-    assert loaded.heads_frame().equals(frame)
+    assert loaded.heads_frame().equals(measured.heads_frame())
     elsewhere, stored = measured["induction"].elsewhere, loaded["induction"].elsewhere
     assert elsewhere is not None
     assert stored is not None

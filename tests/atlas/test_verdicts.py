@@ -11,7 +11,8 @@ import torch
 import icl_lens as il
 from icl_lens.atlas import measure, turned_heads
 from icl_lens.atlas.definitions import DEFINITIONS
-from icl_lens.atlas.head_atlas import HeadAtlas, HeadScore
+from icl_lens.atlas.head_atlas import HeadAtlas
+from icl_lens.atlas.head_score import HeadScore
 from icl_lens.atlas.kinds import KINDS, average_head_p_values, discoveries
 from icl_lens.atlas.measure import Survey
 from icl_lens.intervals import Interval
@@ -56,7 +57,7 @@ def test_the_finding_counts_heads_and_the_heads_of_each_kind():
 def test_a_kind_with_another_name_than_its_score_is_explained():
     """Induction is named by the score of that name; "needed" by another, if a head has it."""
     page = made_up({"induction": {(1, 1): 1e-4}, "effect": {(1, 1): 1e-4}}).to_markdown()
-    assert "“needed” is named by zeroed alone." in page
+    assert "“needed” is named by effect." in page
     assert "“induction” is named by" not in page
     no_needed_head = made_up({"induction": {(1, 1): 1e-4}, "effect": {}})
     assert "is named by" not in no_needed_head.to_markdown()
@@ -102,7 +103,7 @@ def test_the_judge_says_by_which_scores_the_first_heads_matter():
     assert judged.removal_finding == (
         "Zeroed together on 20 held-out prompts (with other queries), the first 2 heads by 2 of 3 "
         "scores are shown to cost the answer more than random heads of the same layers do (by "
-        "chance, 0.1 would be). Of these, most is lost without the first by zeroed alone: +1.20 (95% "
+        "chance, 0.1 would be). Of these, most is lost without the first by effect: +1.20 (95% "
         "interval +1.00 … +1.40) of 1.50 nats of log-odds; without random heads, +0.10 (95% interval "
         "+0.00 … +0.20)."
     )

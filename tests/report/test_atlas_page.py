@@ -8,8 +8,13 @@ import pytest
 import torch
 from browsers import opened
 
+import icl_lens as il
 from icl_lens.atlas.definitions import DEFINITIONS
-from icl_lens.atlas.head_atlas import HeadAtlas, HeadScore
+from icl_lens.atlas.head_atlas import HeadAtlas
+from icl_lens.atlas.head_score import HeadScore
+from icl_lens.intervals import Interval
+from icl_lens.measures.list_removal import ListRemoval
+from icl_lens.report.html.atlas_page import data, opening_head
 
 HOSTILE = "</script><img src=x onerror=window.broken=1>"
 KINDS = {"induction": "induction", "effect": "needed"}
@@ -65,6 +70,43 @@ def test_the_sentence_says_where_no_head_stands_out(atlas):
     )
 
 
+def removal(lost, low):
+    """Return a made-up removal of heads, which matter if the low end is above zero."""
+    ends = {"lost": Interval(lost, low, 2 * lost - low), "lost_by_random": Interval(0.0, -0.1, 0.1)}
+    difference = Interval(lost, low, 2 * lost - low)
+    return ListRemoval((il.Head(0, 0),), intact=2.0, difference=difference, unit="nats", **ends)
+
+
+def test_the_page_opens_on_the_named_head_that_is_first_by_the_score_that_costs_most(atlas):
+    """Without held-out prompts, that score is the effect; a head that was asked about comes first."""
+    (induction,), (needed,) = atlas.kinds["induction"], atlas.kinds["needed"]
+    assert induction != needed
+    assert opening_head(atlas) == needed
+    unclear = {"induction": removal(0.9, 0.5), "effect": removal(2.0, -0.1)}
+    assert opening_head(replace(atlas, removals=unclear)) == induction
+    clear = {"induction": removal(0.9, 0.5), "effect": removal(2.0, 0.1)}
+    assert opening_head(replace(atlas, removals=clear)) == needed
+    by_another = {"copying": removal(2.0, 0.1)}
+    means = atlas["copying"].mean
+    first = max((induction, needed), key=lambda head: means[head])
+    assert opening_head(replace(atlas, removals=by_another)) == first
+    asked = atlas.for_heads(["L3H1", "L0H0"])
+    assert opening_head(asked) == il.Head(3, 1)
+    scores = {name: replace(score, p_value=None) for name, score in atlas.scores.items()}
+    assert opening_head(replace(atlas, scores=scores)) == atlas["effect"].top(1)[0]
+
+
+def test_the_page_has_the_sentences_of_every_head(atlas):
+    drawn = data(atlas)
+    for place in range(24):
+        assert drawn["notes"].get(place, []) == atlas.notes_on(il.Head.from_index(place, 6))
+    named = [6 * head.layer + head.head for head in atlas.names]
+    assert not set(named) & {
+        place for place, notes in drawn["notes"].items() if "closest" in notes[0]
+    }
+    assert len(drawn["notes"]) >= 24 - len(named)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
 def test_a_head_marked_in_one_map_is_marked_in_all(atlas, browser, tmp_path, width, scheme):
@@ -91,4 +133,29 @@ def test_a_head_marked_in_one_map_is_marked_in_all(atlas, browser, tmp_path, wid
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.evaluate("window.broken === undefined")
     assert problems == []
+    context.close()
+
+
+@pytest.mark.slow
+def test_names_of_heads_in_tables_open_their_card(atlas, browser, tmp_path):
+    """The card has the sentences of the head, and is in view."""
+    atlas.to_html(tmp_path / "atlas.html")
+    context = opened(browser, viewport={"width": 400, "height": 900}, offline=True)
+    page = context.new_page()
+    page.goto((tmp_path / "atlas.html").as_uri())
+    (named, *_) = atlas.names
+    buttons = page.locator("td button.head", has_text=str(named))
+    buttons.first.click()
+    assert page.locator(".atlas").get_attribute("data-marked") == str(named)
+    assert page.locator(".atlas .card h3").inner_text() == str(named)
+    card = page.locator(".atlas .card h3").bounding_box()
+    assert 0 <= card["y"] <= 900
+    unnamed = next(head for place in range(24) if (head := il.Head.from_index(place, 6)) != named)
+    maps = page.locator(".atlas canvas")
+    maps.nth(0).scroll_into_view_if_needed()
+    box = maps.nth(0).bounding_box()
+    across, down = (unnamed.head + 0.5) / 6, (unnamed.layer + 0.5) / 4
+    page.mouse.click(box["x"] + box["width"] * across, box["y"] + box["height"] * down)
+    notes = page.locator(".atlas .card .note").all_inner_texts()
+    assert notes[: len(atlas.notes_on(unnamed))] == atlas.notes_on(unnamed)
     context.close()

@@ -18,7 +18,8 @@ from matplotlib.figure import Figure
 
 import icl_lens as il
 from icl_lens.atlas.definitions import DEFINITIONS
-from icl_lens.atlas.head_atlas import HeadAtlas, HeadScore
+from icl_lens.atlas.head_atlas import HeadAtlas
+from icl_lens.atlas.head_score import HeadScore
 from icl_lens.report import palette, plots
 
 NAMES = ["L3H1", "L0H2"]

@@ -20,7 +20,7 @@
 
   for (const root of document.querySelectorAll(".atlas")) {
     const data = JSON.parse(root.querySelector("script.data").textContent);
-    const { n_layers: layers, n_heads: heads, scores, kinds } = data;
+    const { n_layers: layers, n_heads: heads, scores, kinds, notes } = data;
     const n = layers * heads;
     const name = (index) => `L${Math.floor(index / heads)}H${index % heads}`;
     const title = (score) => score.title + (score.unit ? `, ${score.unit}` : "");
@@ -100,7 +100,10 @@
         row.append(make("td", "", score.title), make("td", "", number(score.values[marked])), make("td", "", `${score.rank[marked]} of ${n}`));
         table.append(row);
       }
-      place.replaceChildren(make("h3", "", name(marked)), make("p", "", kindsOfHead.length ? kindsOfHead.join(", ") : "no name"), table);
+      const texts = [...(notes[marked] ?? [])];
+      if (texts.some((text) => text.includes(" q = "))) texts.push(data.q_value);
+      const sentences = texts.map((text) => make("p", "note", text));
+      place.replaceChildren(make("h3", "", name(marked)), make("p", "", kindsOfHead.length ? kindsOfHead.join(", ") : "no name"), ...sentences, table);
     };
 
     const selects = [root.querySelector("select.x"), root.querySelector("select.y")];
@@ -155,6 +158,33 @@
     };
     const mark = (index) => { marked = index; root.dataset.marked = name(index); show(); };
     mark(marked);
+
+    // Names of heads in the page's tables mark the head and lead to its card.
+    const link = (cell) => {
+      const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+      const texts = [];
+      while (walker.nextNode()) texts.push(walker.currentNode);
+      for (const text of texts) {
+        const pieces = text.data.split(/(L\d+H\d+)/);
+        if (pieces.length < 2) continue;
+        const line = make("span"); // a narrow page lays out a cell's children side by side
+        line.append(...pieces.map((piece, place) => {
+          const [layer, head] = (piece.match(/\d+/g) ?? []).map(Number);
+          if (place % 2 === 0 || layer >= layers || head >= heads) return piece;
+          const button = make("button", "head", piece);
+          button.type = "button";
+          button.addEventListener("click", () => {
+            mark(layer * heads + head);
+            root.querySelector(".card").scrollIntoView();
+          });
+          return button;
+        }));
+        text.replaceWith(line);
+      }
+    };
+    addEventListener("DOMContentLoaded", () => { // the tables come after this script
+      document.querySelectorAll("td").forEach((cell) => { if (!root.contains(cell)) link(cell); });
+    });
     addEventListener("resize", () => scores.forEach(draw));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTimeout(() => scores.forEach(draw), 50));
   }

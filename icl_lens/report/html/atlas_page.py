@@ -4,7 +4,7 @@ head, and two scores against each other.
 
 from typing import Any
 
-from icl_lens.atlas.head_atlas import HeadAtlas
+from icl_lens.atlas.head_atlas import Q_VALUE, HeadAtlas
 from icl_lens.models.head import Head
 from icl_lens.report.html import view_page
 from icl_lens.result.view import View
@@ -40,18 +40,41 @@ def data(atlas: HeadAtlas) -> dict[str, Any]:
                 "values": values,
             }
         )
-    kinds = {}
-    for head, kinds_of_head in names.items():
-        kinds[head.layer * n_heads + head.head] = kinds_of_head
-    first = next(iter(names), atlas[axes[0]].top(1)[0])
+    kinds = {_index(head, n_heads): kinds_of_head for head, kinds_of_head in names.items()}
+    notes = {}
+    for place in range(atlas.n_heads):
+        if sentences := atlas.notes_on(Head.from_index(place, n_heads)):
+            notes[place] = sentences
     return {
         "n_layers": n_layers,
         "n_heads": n_heads,
         "scores": scores,
         "kinds": kinds,
+        "notes": notes,
+        "q_value": Q_VALUE,
         "axes": [axes[0], axes[-1]],
-        "marked": _index(first, n_heads),
+        "marked": _index(opening_head(atlas), n_heads),
     }
+
+
+def opening_head(atlas: HeadAtlas) -> Head:
+    """Return the head whose card is open at first: the first that was asked about, or the head with
+    a name, if any has, that is first by the score whose first heads cost the answer most. Without
+    held-out prompts, that score is the effect, if the atlas has it.
+    """
+    if atlas.heads:
+        return atlas.heads[0]
+    losses: dict[str, float] = {}
+    for name, removal in atlas.removals.items():
+        if removal.shows_that_heads_matter:
+            losses[name] = removal.lost.value
+    if losses:
+        name = max(losses, key=lambda name: losses[name])
+    else:
+        name = "effect" if "effect" in atlas.scores else next(iter(atlas.scores))
+    ranked, names = atlas[name].top(atlas.n_heads), atlas.names
+    named = [head for head in ranked if head in names]
+    return next(iter([*named, *names, *ranked]), Head(0, 0))
 
 
 def _index(head: Head, n_heads: int) -> int:
