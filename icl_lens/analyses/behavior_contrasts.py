@@ -1,6 +1,6 @@
 """Contrasts of the labels' scores, each of which is zero for all behaviors but one.
 
-There may be any number of labels. A prompt runs in four arrangements (`prompts.arrangements`).
+There may be any number of labels. A prompt runs in four arrangements (`arrangements`).
 Suppose that a label's score, up to what all labels of the prompt have in common, is a sum of
 
 - L if the demonstrations give it to the query's class,
@@ -27,16 +27,23 @@ a mean. Where least squares is used, these are the estimate plus the prompt's in
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from icl_lens.analyses.arrangements import Arrangement
+
 Effect = Literal["learns", "knows", "copies", "first", "prefers"]
 
-IS_EXCHANGED: Float[np.ndarray, " arrangement"] = np.array([1.0, 1.0, -1.0, -1.0])
-"""e of each arrangement, in the order of `Arrangement`."""
-IS_LAST: Float[np.ndarray, " arrangement"] = np.array([1.0, -1.0, 1.0, -1.0])
+ARRANGEMENTS = get_args(Arrangement)
+IS_EXCHANGED: Float[np.ndarray, " arrangement"] = np.array(
+    [-1.0 if name.endswith("exchanged") else 1.0 for name in ARRANGEMENTS]
+)
+"""e of each arrangement."""
+IS_LAST: Float[np.ndarray, " arrangement"] = np.array(
+    [1.0 if name.startswith("last") else -1.0 for name in ARRANGEMENTS]
+)
 """σ of each arrangement."""
 
 

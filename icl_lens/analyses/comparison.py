@@ -12,9 +12,9 @@ from icl_lens.analyses.command import command
 from icl_lens.analyses.explanation import Explanation
 from icl_lens.errors import InputError, short_repr
 from icl_lens.head_scores import SCORES, Score
+from icl_lens.measures.head_findings import MODELS_NOTE
 from icl_lens.models.head import Head
 from icl_lens.result.base import Result
-from icl_lens.result.head_findings import MODELS_NOTE
 from icl_lens.result.number_format import percent
 from icl_lens.result.tables import columns_first
 from icl_lens.result.view import Cell, Column, HeadValues, Label, Section, View

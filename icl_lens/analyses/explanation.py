@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from icl_lens.analyses import explanation_tables as tables
-from icl_lens.analyses.explanation_tables import Place, Row, Table, TopWords
+from icl_lens.analyses.explanation_tables import Place, Row, TableName, TopWords
 from icl_lens.analyses.sections import (
     AblationReport,
     AllHeadsReport,
@@ -28,12 +28,12 @@ from icl_lens.errors import check_choice
 from icl_lens.head_scores import DirectScore, score_of_parts
 from icl_lens.intervals import Interval, beside_random_sets
 from icl_lens.measures.demonstration_effects import BEGINS_TEXT
+from icl_lens.measures.head_findings import removal_finding
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
 from icl_lens.models.readout import MIN_STANDOUT
 from icl_lens.reading.reasons import writers_in_words
 from icl_lens.result.base import Result
-from icl_lens.result.head_findings import removal_finding
 from icl_lens.result.number_format import joined, mean_and_range, percent, signed
 from icl_lens.result.view import Cell, Column, Label, Section, View
 
@@ -436,17 +436,17 @@ class Explanation(Result):
             f"the query {self.all_heads.other_query!r}."
         )
 
-    def to_frame(self, table: Table = "heads") -> pd.DataFrame:
+    def to_frame(self, table: TableName = "heads") -> pd.DataFrame:
         """Return one of the explanation's tables in tidy form.
 
         "heads" (all heads), "layers", "subheads", "labels", "demonstrations", "words", "similarity"
         (queries by label keys) or "why" (the largest parts, by writer, of attention scores and, in
         nats, of what values add; top words of the largest).
         """
-        check_choice("table", table, get_args(Table))
+        check_choice("table", table, get_args(TableName))
         return pd.DataFrame(list(self._table_rows(table)))
 
-    def _table_rows(self, table: Table) -> Iterable[Row]:
+    def _table_rows(self, table: TableName) -> Iterable[Row]:
         """Return the rows of a table, made of the sections that it shows."""
         match table:
             case "heads":

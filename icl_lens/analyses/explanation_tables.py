@@ -21,7 +21,7 @@ from icl_lens.head_scores import SCORES, DirectScore, Score
 from icl_lens.models.head import Head
 from icl_lens.reading.reasons import SIDES, AttentionReasons
 
-Table = Literal[
+TableName = Literal[
     "heads", "layers", "subheads", "labels", "demonstrations", "words", "similarity", "why"
 ]
 Row = dict[str, Any]

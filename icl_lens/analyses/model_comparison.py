@@ -15,6 +15,7 @@ from icl_lens.head_scores import DIRECT_SCORES, SCORES, Score, choose_score
 from icl_lens.intervals import Interval, bootstrap_interval, mean_intervals
 from icl_lens.measures.effects import head_effects
 from icl_lens.measures.exchanges import SINGLE, single_exchanges, tower_prompts
+from icl_lens.measures.head_findings import MODELS_NOTE
 from icl_lens.measures.located_heads import score_definitions
 from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.models.active_edits import active_edits, edits_note
@@ -27,7 +28,6 @@ from icl_lens.prompts.tokenize import tokenize
 from icl_lens.reading.activations import Activations, capture
 from icl_lens.reading.increases import head_log_prob_increase
 from icl_lens.result.base import Result
-from icl_lens.result.head_findings import MODELS_NOTE
 from icl_lens.result.number_format import percent, signed, signed_ends
 from icl_lens.result.tables import intervals_note, plural_prompts
 from icl_lens.result.view import Column, HeadValues, Section, View

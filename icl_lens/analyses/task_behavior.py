@@ -1,7 +1,7 @@
 """Check whether a model learns a task, knows its labels, copies the last one or prefers one.
 
 1. Each prompt runs in the order given and in four arrangements of its demonstrations
-   (`prompts.arrangements`).
+   (`arrangements`).
 2. Each behavior is measured by one contrast of the labels' log-odds (`behavior_contrasts`). A
    contrast is zero for the other behaviors, so that a preference for a label, however strong, does
    not hide that a model learns.
@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from icl_lens.analyses.arrangements import ArrangedPrompt, Arrangement, arrange
 from icl_lens.analyses.behavior_contrasts import Contrasts, Design, Effect, contrasts
 from icl_lens.analyses.check import Check, few_queries
 from icl_lens.analyses.pair_behavior import PairCheck, check_pairs
@@ -38,7 +39,6 @@ from icl_lens.metrics import label_aurocs, mean_aurocs, most_probable
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.memory import CHECK_TOKENS
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.arrangements import ArrangedPrompt, Arrangement, arrange
 from icl_lens.prompts.name_order import quoted_list
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts
 from icl_lens.prompts.tasks import Task, named_task
@@ -406,11 +406,11 @@ def task_check(
         checked = stream.map("check", lambda rows: {"scores": score(model, batch[rows])})
     log_probs = batch.whole_scores(torch.from_numpy(checked["scores"]))
 
-    def scores_of(prompts: Sequence[Prompt]) -> LabelScores:
+    def scores_of(prompts: Sequence[Prompt]) -> LabelLogProbs:
         answers = torch.tensor([labels.index(str(prompt.answer)) for prompt in prompts])
-        return LabelScores(log_probs[[row_of[prompt] for prompt in prompts]], answers)
+        return LabelLogProbs(log_probs[[row_of[prompt] for prompt in prompts]], answers)
 
-    by_arrangement: dict[Arrangement, LabelScores] = {}
+    by_arrangement: dict[Arrangement, LabelLogProbs] = {}
     for name in get_args(Arrangement):
         by_arrangement[name] = scores_of([prompt.prompts[name] for prompt in arranged])
     edits = active_edits(ModelView.of(model))
@@ -432,7 +432,7 @@ def _prompts(
 
 
 @dataclass(frozen=True)
-class LabelScores:
+class LabelLogProbs:
     """Log-probabilities of labels after prompts, -inf for labels that a prompt does not offer."""
 
     log_probs: Float[Tensor, "prompt label"]
@@ -455,8 +455,8 @@ class LabelScores:
 
 
 def check_of_scores(
-    as_given: LabelScores,
-    by_arrangement: dict[Arrangement, LabelScores],
+    as_given: LabelLogProbs,
+    by_arrangement: dict[Arrangement, LabelLogProbs],
     prompts: Sequence[Prompt],
     arranged: Sequence[ArrangedPrompt],
     labels: Sequence[str],
@@ -482,7 +482,7 @@ def check_of_scores(
         preferences = predicted.mean((0, 1))
     favorite = int(np.nanargmax(preferences))
 
-    by_layout: dict[Layout, list[LabelScores]] = {"given": [as_given]}
+    by_layout: dict[Layout, list[LabelLogProbs]] = {"given": [as_given]}
     for layout, names in ARRANGEMENTS.items():
         by_layout[layout] = [by_arrangement[name] for name in names]
     labelings: tuple[Layout, ...] = ("given", "original", "exchanged")
@@ -507,7 +507,7 @@ def check_of_scores(
 
 
 def _accuracies(
-    by_layout: dict[Layout, list[LabelScores]], queries: Sequence[str]
+    by_layout: dict[Layout, list[LabelLogProbs]], queries: Sequence[str]
 ) -> dict[Layout, Interval]:
     """Return the accuracy in each layout, a mean over its arrangements."""
     accuracies: dict[Layout, Interval] = {}
@@ -558,7 +558,7 @@ class _Aurocs:
     queries: Sequence[str]
 
     @classmethod
-    def of(cls, parts: Sequence[LabelScores], queries: Sequence[str]) -> "_Aurocs":
+    def of(cls, parts: Sequence[LabelLogProbs], queries: Sequence[str]) -> "_Aurocs":
         """Return the AUROCs of the answers over the prompts of several arrangements."""
         log_probs = torch.cat([part.log_probs for part in parts])
         answers = torch.cat([part.answer for part in parts])

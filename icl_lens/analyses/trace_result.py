@@ -208,33 +208,45 @@ class Trace(Result):
         zero), at least half of the largest such difference of the site, and at least `MIN_SHARE` of
         what the donors themselves cost. Estimates that are far off name no layers.
         """
-        is_large, is_above = self._large_and_above
-        return self._layers_where(is_large & is_above)
+        return self._layers_where(self._is_large & self._is_above_zero)
 
     @cached_property
     def undecided(self) -> dict[tuple[str, str], tuple[int, ...]]:
         """(site, role) -> the layers with differences as large as those of `carried`, whose
         intervals include zero.
         """
-        is_large, is_above = self._large_and_above
-        return self._layers_where(is_large & ~is_above)
+        return self._layers_where(self._is_large & ~self._is_above_zero)
 
     @cached_property
-    def _large_and_above(self) -> tuple[np.ndarray, np.ndarray]:
-        """Whether differences from the control are large, and whether their intervals are above
-        zero, [site role layer]; False everywhere if nothing can be said.
+    def _excess(self) -> Float[np.ndarray, "2 site role layer"]:
+        """What an exchange costs more than the control, or at all without controls: its mean, and
+        the lower end of its interval.
         """
-        whole = self.whole
-        shape = self.lost.shape[1:]
-        if not whole.low > 0 or self._is_far_off:
-            return np.zeros(shape, bool), np.zeros(shape, bool)
-        difference, low, _ = (
-            column.reshape(shape) for column in self._intervals(self._beyond_control)
-        )
-        is_above = low > 0
-        largest = difference.max(axis=(1, 2), where=is_above, initial=0.0)
-        least = np.maximum(MIN_SHARE * whole.value, largest / 2)
-        return difference >= least[:, None, None], is_above
+        mean, low, _ = self._intervals(self._beyond_control)
+        return np.stack([mean, low]).reshape(2, *self.lost.shape[1:])
+
+    @property
+    def _says_something(self) -> bool:
+        """Whether the donors themselves are shown to cost something, and no estimate is far off."""
+        return self.whole.low > 0 and not self._is_far_off
+
+    @cached_property
+    def _is_above_zero(self) -> Bool[np.ndarray, "site role layer"]:
+        """Whether the interval of the excess is above zero; False where nothing can be
+        said.
+        """
+        _, low = self._excess
+        return (low > 0) & self._says_something
+
+    @cached_property
+    def _is_large(self) -> Bool[np.ndarray, "site role layer"]:
+        """Whether the excess is at least half of the site's largest that is above zero, and at
+        least `MIN_SHARE` of what the donors themselves cost; False where nothing can be said.
+        """
+        mean, _ = self._excess
+        largest = mean.max(axis=(1, 2), where=self._is_above_zero, initial=0.0)
+        least = np.maximum(MIN_SHARE * self.whole.value, largest / 2)
+        return (mean >= least[:, None, None]) & self._says_something
 
     def _layers_where(
         self, is_named: Bool[np.ndarray, "site role layer"]

@@ -52,7 +52,9 @@ class ModelOptions:
     revision: Annotated[str | None, Option(help="Hub revision: branch, tag or commit.")] = None
 
     def load(self, *, default_device: "torch.device | None" = None) -> Any:
-        """Load the model, on `default_device` unless the user selects a device."""
+        """Load the model, a `TransformerBridge`, on `default_device` unless the user selects a
+        device. A terminal shows that it is being loaded, on standard error.
+        """
         import torch
 
         from icl_lens import load_model
@@ -131,8 +133,13 @@ class TokenOptions:
         """Return the template of prompts, in which the query has the format of a demonstration up
         to the label.
 
-        That of a chat is the model's. Raise InputError for an invalid template, or for one that
-        ends in white space unless a separator is given: the default separator would be added to it.
+        With --chat, it is the chat template of `model`, which is needed only then. Spaces before
+        {label} are not part of the query.
+
+        Raise InputError for an invalid template, for one with labels before texts, for one that
+        ends in white space unless a separator is given (the default separator would be added to
+        it), and for options of the other kind: --template, --separator or --prefix with --chat,
+        --system without it.
         """
         from icl_lens.prompts.prompt import Template
 

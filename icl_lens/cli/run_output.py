@@ -35,10 +35,10 @@ class RunOutput:
     def running(self) -> Iterator[tuple["Run", PlainConsole]]:
         """Yield the run with this folder, and a console that is quiet except in the main process.
 
-        Warnings are printed. On Ctrl-C, end the run with a line that explains how to resume it.
-        Most errors occur in all processes and should be reported once. The other processes
-        therefore wait five seconds before they report an error: if the main process reports it,
-        too, the launcher ends them before that.
+        Warnings are printed. On Ctrl-C, end the run with a line that explains how to resume it,
+        and exit code 130. An InputError usually occurs in all processes and should be reported
+        once. The other processes therefore wait five seconds before they raise it: if the main
+        process reports it, too, the launcher ends them before that.
         """
         from icl_lens.runs.folder import CorruptChunk
         from icl_lens.runs.run import Run

@@ -1,7 +1,7 @@
 """Keep what `task_check` found in the user's cache, so that one check serves all commands.
 
 1. A check is named by a digest of everything that it depends on: weights, prompts, format,
-   precision, device, packages, and the code that computes it.
+   precision, device, packages, and this package's code, which developers change between versions.
 2. It is stored as JSON, like any result. A file that cannot be read is computed again.
 3. A cache that cannot be written to is no error: then checks are not kept.
 """
@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from importlib.metadata import version
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import icl_lens
 from icl_lens.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,16 +24,6 @@ if TYPE_CHECKING:
     AnyCheck = TaskCheck | PairCheck
 
 PACKAGES = ("icl-lens", "transformer-lens", "transformers", "torch")
-CODE = (
-    "analyses/behavior_contrasts.py",
-    "analyses/check.py",
-    "analyses/task_behavior.py",
-    "analyses/pair_behavior.py",
-    "intervals.py",
-    "metrics.py",
-    "prompts/arrangements.py",
-)
-"""Files whose changes make stored checks invalid."""
 
 
 def checks_folder() -> Path:
@@ -56,8 +46,8 @@ def check_digest(
 
     view = ModelView.of(model)
     code = sha256()
-    for name in CODE:
-        code.update(files("icl_lens").joinpath(name).read_bytes())
+    for path in sorted(Path(icl_lens.__file__).parent.rglob("*.py")):
+        code.update(path.read_bytes())
     return json_digest(
         {
             "weights": weights_digest(ParameterMap(model)),

@@ -45,7 +45,8 @@ class Ablate(Edit):
     each prompt's last position, "labels" all tokens of the labels in the demonstrations, which
     needs the prompts that are run, and a list the tokens at these positions of every prompt,
     negative ones from its end. `strength` interpolates: 1 replaces z, 0 keeps it, 0.3 moves it by
-    30 %; one number for all heads, or one per head (soft gates). `AblateSite` ablates the residual
+    30 %; one number for all heads, or one per head (soft gates). A zeroed head's output is
+    thus scaled by 1 − strength: −1 doubles it. `AblateSite` ablates the residual
     stream, attention and FFN outputs, and neurons.
 
     Raise InputError for an unknown head, mode or positions, positions outside a prompt, a mean

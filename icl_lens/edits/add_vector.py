@@ -62,6 +62,7 @@ class AddVector(Edit):
 
     @property
     def what(self) -> str:
+        """The edit in words, which stand alone: it has no heads to name before."""
         change = "in place of the residual stream" if self.replace else "added"
         vector = f"a vector {change} after layer {self.layer}"
         if self.positions == "last":

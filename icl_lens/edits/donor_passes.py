@@ -28,7 +28,7 @@ from icl_lens.edits.prompt_cache import (
 )
 from icl_lens.errors import InputError
 from icl_lens.models.active_edits import edits_disabled
-from icl_lens.models.identity import reads_only_earlier_tokens
+from icl_lens.models.bridge_comparison import reads_only_earlier_tokens
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.memory import PASS_BYTES, PASS_TOKENS
 from icl_lens.models.sizes import make_room, pass_bytes

@@ -35,8 +35,10 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 
 class Stage(IntEnum):
-    """Stage at which an edit writes; edits apply in the order of stages, and within a stage in the
-    order given.
+    """Stage at which an edit writes.
+
+    Edits of a layer apply in the order in which the model reaches what they write: `resid_pre`
+    first, the others in the order of stages. Edits of one stage apply in the order given.
     """
 
     inputs = 0

@@ -35,8 +35,11 @@ class LayerValues:
     """Positions of the queries; None if there is one at every position."""
 
     def record(self, name: str, value: Tensor) -> None:
-        """Store an activation; normed queries and keys, which are recorded later, replace the raw
-        ones.
+        """Store an activation under its name, without "_normed".
+
+        Queries, keys and values are stored as attention reads them, [batch pos head d_head]: after
+        norms, also those without a hook, and clipped. Normed queries and keys, which are recorded
+        later, replace the raw ones.
         """
         if name.endswith("_normed"):
             # Per-head norms have the head axis first; OLMo-2's norm is over all heads jointly.
@@ -237,9 +240,10 @@ def without_keys(
 
 def rotation(values: LayerValues, mask: Bool[Tensor, "batch key"]) -> tuple[Tensor, Tensor]:
     """Return cosines and sines at all positions: those recorded or, if the model has no hooks for
-    them, a table's.
+    them, a table's; [batch-or-1 pos d_rotary].
 
-    Those of a layer that has hooks and did not rotate in the pass have no dimensions.
+    d_rotary is 0 where the layer has hooks and did not rotate in the pass. `mask` are the keys that
+    are tokens. Raise RotaryAnglesUnavailable if the model has neither hooks nor a table.
     """
     if "cos" in values.seen:
         return values.seen["cos"], values.seen["sin"]

@@ -17,7 +17,7 @@ from torch import Tensor
 from icl_lens.edits.edit_checks import PATTERN_TOLERANCE
 from icl_lens.edits.kv_cache import LayerKVCache
 from icl_lens.edits.pattern import LayerValues, recording_hooks
-from icl_lens.models.identity import reads_only_earlier_tokens
+from icl_lens.models.bridge_comparison import reads_only_earlier_tokens
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.locking import model_lock
 from icl_lens.models.memory import KEY_BYTES, ROW_BYTES

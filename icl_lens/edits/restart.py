@@ -38,7 +38,7 @@ from icl_lens.edits.prompt_cache import (
 )
 from icl_lens.edits.restart_passes import passes
 from icl_lens.edits.site_hooks import SiteWriter
-from icl_lens.models.identity import reads_only_earlier_tokens
+from icl_lens.models.bridge_comparison import reads_only_earlier_tokens
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.locking import model_lock
 from icl_lens.models.memory import KEY_BYTES, STREAM_BYTES

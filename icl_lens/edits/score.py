@@ -56,15 +56,17 @@ def edited(model: Any, *edits: Edit, batch: PromptBatch | None = None) -> Iterat
     """Edit the model while the block runs.
 
     Edits apply in a fixed order, however they are given and blocks are nested: queries, keys and
-    values, then scores, then patterns, then z, then ablation; within one of these stages, in the
-    order given, and those of an inner block after those of an outer one. `batch` are the prompts
-    that passes in the block must run; edits that belong to particular prompts need them
-    (`Reweight`, `AddVector`, `WithoutEdges`, `PatchSite`, `Patch(align="labels")`).
+    values, then scores, then patterns, then z, then ablation of heads, then sites (the residual
+    stream, attention and FFN outputs, neurons); within one of these stages, in the order given,
+    and those of an inner block after those of an outer one. `batch` are the prompts that passes in
+    the block must run; edits that belong to particular prompts need them (`Reweight`, `AddVector`,
+    `WithoutEdges`, `PatchSite`, `Patch(align="labels")`, `Ablate` and `AblateSite` with
+    `mode="resample"` or `positions="labels"`; see `Edit.needs_batch`).
 
     In `model.generate`, edits of some positions or of attention need `use_past_kv_cache=False`.
 
     Warn once if a head does not reach the logits. Raise InputError for invalid edits, a missing
-    `batch`, and passes over other prompts.
+    `batch`, passes over other prompts, and while another thread edits the model.
 
     Example:
         >>> with il.edited(model, il.Ablate(["L2H0"]), il.RemovePosition(["L3H1"])):

@@ -31,11 +31,11 @@ from icl_lens.intervals import (
     with_random_sets,
 )
 from icl_lens.measures.answer_scores import AnswerScores, PromptMeasure
+from icl_lens.measures.head_findings import removal_finding
 from icl_lens.metrics import label_aurocs, mean_aurocs
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
 from icl_lens.result.base import Displayed, Result
-from icl_lens.result.head_findings import removal_finding
 from icl_lens.result.number_format import decimal, joined, mean_and_range, percent, signed
 from icl_lens.result.tables import SHOWN_ROWS, columns_first, intervals_note, plural_prompts
 from icl_lens.result.view import Cell, Column, Dots, Label, Section, View, table_view

@@ -19,11 +19,11 @@ from icl_lens.measures.controlled_ablation_result import (
     share_text,
 )
 from icl_lens.measures.effects import Algorithm, Outcome
+from icl_lens.measures.head_findings import list_finding
 from icl_lens.measures.mean_scores import MeanScore
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
 from icl_lens.result.base import Result
-from icl_lens.result.head_findings import list_finding
 from icl_lens.result.number_format import decimal, percent, signed
 from icl_lens.result.tables import (
     SHOWN_ROWS,

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from icl_lens.errors import InputError, did_you_mean, short_repr
+from icl_lens.models.bridge_comparison import Probe, check_probe, defer_comparison, probe
 from icl_lens.models.hugging_face_objects import (
     name_of,
     transformers_class,
     without_adapter_wrapper,
     wrap_error,
 )
-from icl_lens.models.identity import Probe, check_probe, defer_comparison, probe
 from icl_lens.models.installed import INSTALLED_MODELS
 from icl_lens.models.load_errors import check_config, diagnose_load_error
 from icl_lens.models.offload import execution_device

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.errors import InputError, not_a_model_error, short_repr
+from icl_lens.models.bridge_comparison import compare_deferred, comparison_postponed
 from icl_lens.models.gguf import ORIGIN, UNQUANTIZED
 from icl_lens.models.head import (
     FFN,
@@ -31,7 +32,6 @@ from icl_lens.models.head import (
     head_tuple,
     is_ffn_name,
 )
-from icl_lens.models.identity import compare_deferred, comparison_postponed
 from icl_lens.models.independent_rows import independent_rows
 from icl_lens.models.inference import inference_kwargs
 from icl_lens.models.installed import INSTALLED_MODELS

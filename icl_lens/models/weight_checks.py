@@ -11,7 +11,7 @@ from safetensors import safe_open
 from torch import nn
 
 from icl_lens.errors import InputError
-from icl_lens.models.identity import Probe, probe
+from icl_lens.models.bridge_comparison import Probe, probe
 from icl_lens.models.resolve import weight_files
 
 _BUFFERS = re.compile(

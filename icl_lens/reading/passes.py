@@ -11,7 +11,7 @@ from torch import Tensor
 
 from icl_lens.errors import InputError
 from icl_lens.models.active_edits import edits_of_rows, rows_per_pass
-from icl_lens.models.identity import compare_batch, compare_deferred, is_new_kind
+from icl_lens.models.bridge_comparison import compare_batch, compare_deferred, is_new_kind
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.locking import model_lock
 from icl_lens.models.memory import release_freed_memory

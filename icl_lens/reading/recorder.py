@@ -10,7 +10,7 @@ from torch import Tensor
 
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
-from icl_lens.models.identity import reads_only_earlier_tokens
+from icl_lens.models.bridge_comparison import reads_only_earlier_tokens
 from icl_lens.models.independent_rows import rotations_by_length
 from icl_lens.models.readout import norm_scale
 from icl_lens.models.view import ModelView

@@ -83,8 +83,10 @@ def selected_note(k: int, n: int, what: str = "head") -> str:
 
 def json_records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Return a table's rows for JSON, which has no NaN: it becomes None."""
-    rows = table.to_dict("records")
-    return [
-        {str(column): None if value != value else value for column, value in row.items()}
-        for row in rows
-    ]
+    records = []
+    for row in table.to_dict("records"):
+        record = {}
+        for column, value in row.items():
+            record[str(column)] = None if value != value else value
+        records.append(record)
+    return records

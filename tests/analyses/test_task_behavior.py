@@ -19,13 +19,13 @@ from planted import Kind, build
 from prompt_parts import labels_of, pairs_of, texts_of
 
 import icl_lens as il
+from icl_lens.analyses.arrangements import ArrangedPrompt, arrange
 from icl_lens.analyses.behavior_contrasts import Contrasts, Design, contrasts
-from icl_lens.analyses.task_behavior import N_PROMPTS, LabelScores, check_of_scores
+from icl_lens.analyses.task_behavior import N_PROMPTS, LabelLogProbs, check_of_scores
 from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.locate import locate
 from icl_lens.cli.task_options import print_what_heads_carry
 from icl_lens.intervals import Interval
-from icl_lens.prompts.arrangements import ArrangedPrompt, arrange
 
 NAMES = ("number", "sentiment")
 WORDS = files("icl_lens") / "bundled" / "words.json"
@@ -420,13 +420,13 @@ def planted_check(
         np.random.default_rng(0),
     )
 
-    def scores(arranged_prompts: list[il.Prompt]) -> LabelScores:
+    def scores(arranged_prompts: list[il.Prompt]) -> LabelLogProbs:
         pairs = zip(arranged_prompts, prompts, strict=True)
         planted = np.array(
             [planted_scores(prompt, str(original.answer), nats) for prompt, original in pairs]
         )
         answers = [labels.index(str(prompt.answer)) for prompt in arranged_prompts]
-        return LabelScores(
+        return LabelLogProbs(
             torch.from_numpy(planted + rng.normal(0, noise, planted.shape)), torch.tensor(answers)
         )
 

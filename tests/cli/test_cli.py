@@ -195,7 +195,11 @@ def test_typing_errors_are_answered_with_what_was_meant(run, tiny):
         ("explain", "--k", "3"): "no option --k; write --top/-k",
         ("explain", "--sed", "3"): "no option --sed (did you mean --seed?); see icl-lens",
         ("explain", "--zzzz"): "no option --zzzz; see icl-lens explain --help-all",
-        ("explain", "--heads", "L1H1"): "no option --heads, an option of ablate, towers, circuit",
+        (
+            "explain",
+            "--heads",
+            "L1H1",
+        ): "no option --heads, an option of atlas, ablate, towers, circuit",
         ("ablate", "L1H1,l2h3"): "write icl-lens ablate --heads L1H1,l2h3",
         ("explain", "L1H1"): "write icl-lens explain --why L1H1",
         ("locate", "-t", "sentiment-number", "L1H1"): "which icl-lens locate does not read",

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import icl_lens as il
+from icl_lens.analyses.arrangements import arrange
 from icl_lens.cli import app
 from icl_lens.cli.console import PlainConsole, with_duration
 from icl_lens.cli.head_options import head_names
@@ -21,7 +22,6 @@ from icl_lens.cli.program import check_no_data
 from icl_lens.cli.spelling import shell_spelling
 from icl_lens.cli.task_options import TaskOptions
 from icl_lens.prompts import donors, pair_task
-from icl_lens.prompts.arrangements import arrange
 from icl_lens.prompts.draw import TextPool, spelling_key
 from icl_lens.prompts.word_task import WordTask
 

@@ -17,7 +17,7 @@ from icl_lens.edits.edges import writer_means
 from icl_lens.edits.prefix_cache import PrefixCache
 from icl_lens.edits.prompt_cache import new_cache
 from icl_lens.measures.saliency import KINDS
-from icl_lens.models import identity, sizes
+from icl_lens.models import bridge_comparison, sizes
 from icl_lens.models.memory import release_freed_memory
 from icl_lens.models.readout import Readout
 from icl_lens.models.sizes import key_bytes
@@ -181,13 +181,13 @@ def test_the_first_batch_keeps_the_attention_of_one_layer(model, monkeypatch):
 
 def test_the_first_batch_is_compared_after_its_last_token_only(model, monkeypatch):
     """Logits after all tokens of a long prompt take more memory than the rest of the pass."""
-    n_read, log_probs_of = [], identity.log_probs_of
+    n_read, log_probs_of = [], bridge_comparison.log_probs_of
 
     def count(logits):
         n_read.append(len(logits))
         return log_probs_of(logits)
 
-    monkeypatch.setattr(identity, "log_probs_of", count)
+    monkeypatch.setattr(bridge_comparison, "log_probs_of", count)
     il.score(model, prompts_of(model, 1, n_demonstrations=4))
     assert n_read == [1, 1]  # of the Hugging Face model, and of the bridge
 

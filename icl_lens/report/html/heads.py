@@ -12,14 +12,14 @@ import numpy as np
 from icl_lens.analyses.explanation import Explanation, is_noise
 from icl_lens.analyses.sections import HeadReport
 from icl_lens.reading.reasons import SIDES, WRITER_NAMES, AttentionReasons, Side
-from icl_lens.report.html.parts import (
+from icl_lens.report.html.elements import (
     Bar,
     Cell,
     Chip,
     Grid,
     HeadMap,
+    Inline,
     Link,
-    Run,
     Strip,
     Table,
     Words,
@@ -132,8 +132,8 @@ def _labels_with_attention(e: Explanation, target: int) -> list[int]:
     return [label for label in range(len(e.labels)) if label in demonstrated]
 
 
-def _most_attended_tokens(e: Explanation, report: HeadReport) -> list[Run]:
-    runs: list[Run] = []
+def _most_attended_tokens(e: Explanation, report: HeadReport) -> list[Inline]:
+    runs: list[Inline] = []
     for position, weight in report.top_attended(3):
         runs += [" " if runs else "", Chip(e.input.token_names[position]), f"\u00a0{weight:.2f}"]
     return runs
@@ -233,11 +233,11 @@ def _why(e: Explanation, report: HeadReport) -> dict[str, Any] | None:
     }
 
 
-def _key_chips(e: Explanation, positions: Sequence[int]) -> list[Run]:
+def _key_chips(e: Explanation, positions: Sequence[int]) -> list[Inline]:
     """Return the names of keys, or of four and more together."""
     if len(positions) >= 4:
         return [Chip(e.keys_name(positions), e.input.label_at[positions[0]])]
-    chips: list[Run] = []
+    chips: list[Inline] = []
     for position in positions:
         chips.append(Chip(e.key_name(position), e.input.label_at.get(position)))
     return join_runs(chips)

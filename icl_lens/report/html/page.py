@@ -5,7 +5,7 @@ from typing import Any
 from icl_lens.analyses.command import command
 from icl_lens.analyses.explanation import Explanation
 from icl_lens.report.html import heads, sections
-from icl_lens.report.html.parts import Chip
+from icl_lens.report.html.elements import Chip
 
 
 def page(e: Explanation) -> tuple[str, dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from icl_lens.analyses.explanation import Explanation
-from icl_lens.report.html.parts import Bar, Cell, Chip, Dots, Run, Table, largest
+from icl_lens.report.html.elements import Bar, Cell, Chip, Dots, Inline, Table, largest
 from icl_lens.report.html.templating import label_color
 from icl_lens.result.number_format import decimal, mean_and_range, percent, signed
 from icl_lens.result.view import Label
@@ -23,7 +23,7 @@ def unit_name(e: Explanation) -> str:
     return "token" if e.is_plain_text else "label"
 
 
-def contrast_name(e: Explanation) -> list[Run]:
+def contrast_name(e: Explanation) -> list[Inline]:
     """Return the name of the contrast."""
     if not e.is_plain_text:
         return ["contrast"]
@@ -31,9 +31,9 @@ def contrast_name(e: Explanation) -> list[Run]:
     return ["against ", *join_runs([chips[name] for name in e.scores.compared_with])]
 
 
-def join_runs(chips: Sequence[Run], by: str = ", ") -> list[Run]:
+def join_runs(chips: Sequence[Inline], by: str = ", ") -> list[Inline]:
     """Return runs with a separator between them."""
-    runs: list[Run] = []
+    runs: list[Inline] = []
     for chip in chips:
         runs += [by, chip]
     return runs[1:]

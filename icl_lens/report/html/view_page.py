@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from icl_lens.models.head import Head
-from icl_lens.report.html.parts import Bar, Cell, Chip, Dots, HeadMap, Table, largest
+from icl_lens.report.html.elements import Bar, Cell, Chip, Dots, HeadMap, Table, largest
 from icl_lens.result import view as views
 from icl_lens.result.view import Column, HeadValues, Section, View, cell_text
 

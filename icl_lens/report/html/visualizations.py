@@ -16,7 +16,7 @@ from icl_lens.errors import InputError, short_repr
 from icl_lens.models.head import AnyHead, Head, as_head
 from icl_lens.reading.activations import Activations
 from icl_lens.report.html import heads as head_parts
-from icl_lens.report.html.parts import Chip, Grid, HeadMap, Strip, for_circuitsvis, largest
+from icl_lens.report.html.elements import Chip, Grid, HeadMap, Strip, for_circuitsvis, largest
 from icl_lens.report.html.templating import render_notebook, render_page, render_text
 from icl_lens.report.palette import BLUE, ORANGE
 

@@ -90,11 +90,11 @@ class Dots:
     draws: Sequence[float]
 
 
-Run = str | Chip | Bar | Words | Link | Dots
-Cell = Run | list[Run]
+Inline = str | Chip | Bar | Words | Link | Dots
+Cell = Inline | list[Inline]
 
 
-def runs(cell: Cell) -> list[Run]:
+def runs(cell: Cell) -> list[Inline]:
     """Return the runs of a cell."""
     return cell if isinstance(cell, list) else [cell]
 
@@ -108,16 +108,16 @@ class Table:
     style: str = ""
 
     @property
-    def names(self) -> list[tuple[list[Run], bool]]:
+    def names(self) -> list[tuple[list[Inline], bool]]:
         """Each column's name, and whether it holds numbers."""
-        names: list[tuple[list[Run], bool]] = []
+        names: list[tuple[list[Inline], bool]] = []
         for name in map(runs, self.columns):
             is_number = str(name[0]).startswith("#")
             names.append(([str(name[0])[1:], *name[1:]] if is_number else name, is_number))
         return names
 
     @property
-    def cells(self) -> list[list[list[Run]]]:
+    def cells(self) -> list[list[list[Inline]]]:
         """The runs of every cell."""
         return [list(map(runs, row)) for row in self.rows]
 

@@ -1,4 +1,4 @@
-"""What a list of heads or the removal of heads shows, as the first sentence of every result.
+"""What the removal of listed heads shows, as the first sentence of `locate`, `ablate` and `explain`.
 
 Rules, for the difference between what the answer loses without the heads and what it loses without
 random ones:

@@ -17,8 +17,8 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
-from icl_lens.models import identity
-from icl_lens.models.identity import reads_only_earlier_tokens
+from icl_lens.models import bridge_comparison
+from icl_lens.models.bridge_comparison import reads_only_earlier_tokens
 from icl_lens.models.shared_weights import unbridged
 from icl_lens.models.view import ModelView
 
@@ -321,9 +321,9 @@ def test_a_model_from_files_that_its_bridge_follows_is_compared_once(
     first, family_folder, monkeypatch
 ):
     compared = []
-    run = identity.hugging_face_log_probs
+    run = bridge_comparison.hugging_face_log_probs
     monkeypatch.setattr(
-        identity,
+        bridge_comparison,
         "hugging_face_log_probs",
         lambda hf, tokens: compared.append(tokens.shape) or run(hf, tokens),
     )
@@ -369,8 +369,8 @@ def test_a_copy_has_the_models_own_modules_and_the_memory_of_its_weights(load_ti
 @pytest.mark.parametrize("family", ["gpt2", "llama_gqa"])
 def test_threads_read_weights_while_a_batch_is_compared(load_tiny, monkeypatch, family):
     model = load_tiny(family)
-    view, run = ModelView.of(model), identity.hugging_face_log_probs
-    monkeypatch.setattr(identity, "_COMPARED", type(identity._COMPARED)())
+    view, run = ModelView.of(model), bridge_comparison.hugging_face_log_probs
+    monkeypatch.setattr(bridge_comparison, "_COMPARED", type(bridge_comparison._COMPARED)())
     expected = view.W_O(1)
     read = []
 
@@ -379,7 +379,7 @@ def test_threads_read_weights_while_a_batch_is_compared(load_tiny, monkeypatch, 
             read.append(pool.submit(view.W_O, 1).result())
         return run(hf, tokens)
 
-    monkeypatch.setattr(identity, "hugging_face_log_probs", read_in_a_thread_and_run)
+    monkeypatch.setattr(bridge_comparison, "hugging_face_log_probs", read_in_a_thread_and_run)
     il.score(model, il.tokenize(model, [PROMPT], prepend_bos=False))
     assert len(read) == 1
     assert torch.equal(read[0], expected)
@@ -388,10 +388,10 @@ def test_threads_read_weights_while_a_batch_is_compared(load_tiny, monkeypatch, 
 def test_every_kind_of_batch_is_compared_once(load_tiny, monkeypatch):
     model = load_tiny("llama_gqa")
     compared = []
-    run = identity.hugging_face_log_probs
-    monkeypatch.setattr(identity, "_COMPARED", type(identity._COMPARED)())
+    run = bridge_comparison.hugging_face_log_probs
+    monkeypatch.setattr(bridge_comparison, "_COMPARED", type(bridge_comparison._COMPARED)())
     monkeypatch.setattr(
-        identity,
+        bridge_comparison,
         "hugging_face_log_probs",
         lambda hf, tokens: compared.append(tokens.shape) or run(hf, tokens),
     )
@@ -404,7 +404,7 @@ def test_every_kind_of_batch_is_compared_once(load_tiny, monkeypatch):
     for batch in (alone, alone, padded, padded, alone):
         il.score(model, batch)
     assert compared == [(1, short), (1, short), (1, longest)]
-    identity._COMPARED.clear()
+    bridge_comparison._COMPARED.clear()
     compared.clear()
     il.score(model, alike)
     assert compared == [(1, longer)]

@@ -2,7 +2,7 @@
 sign of its own.
 
 1. Two classes are compared: that of the query, and its *partner*, whose label is the next one that
-   is demonstrated (see `donors.partner_label`). Both get as many demonstrations; what one of them
+   is demonstrated (see `prompts.donors.partner_label`). Both get as many demonstrations; what one of them
    has more is left out.
 2. The query's class comes last. In half of the prompts, all of its demonstrations are last and all
    of its partner's are first; the others also begin with the query's class, and are in random order
@@ -54,7 +54,7 @@ def arrange(prompt: Prompt, *, seed: int = 0) -> ArrangedPrompt:
     Raise InputError unless the prompt demonstrates its answer and another label.
 
     Example:
-        >>> from icl_lens.prompts.arrangements import arrange
+        >>> from icl_lens.analyses.arrangements import arrange
         >>> arranged = arrange(il.Prompt.parse("love : bar one : foo two :", answer="foo"))
         >>> for name, shown in arranged.prompts.items():
         ...     print(f"{name}: {shown} {shown.answer}")
