@@ -18,7 +18,7 @@ from icl_lens.measures.exchanges import (
     EXCHANGES,
     N_SCANNED,
     Exchange,
-    TowerPrompts,
+    PromptsWithDonors,
     exchange_scores,
     n_exchanged,
     tower_prompts,
@@ -180,7 +180,7 @@ def _best_heads(
 
 def exchange_heads(
     view: ModelView,
-    prompts: TowerPrompts,
+    prompts: PromptsWithDonors,
     head_sets: Sequence[Sequence[Head]],
     *,
     exchanges: Sequence[Exchange] = EXCHANGES,
@@ -253,7 +253,10 @@ def exchange_heads(
 
 
 def _effects_by_group(
-    prompts: TowerPrompts, exchanges: Sequence[Exchange], n_sets: int, scores: Mapping[str, Any]
+    prompts: PromptsWithDonors,
+    exchanges: Sequence[Exchange],
+    n_sets: int,
+    scores: Mapping[str, Any],
 ) -> Iterator[list[ExchangeEffects]]:
     """Yield the effects of each exchange for every group of `n_sets` sets: heads and random heads.
 

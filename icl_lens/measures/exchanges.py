@@ -101,7 +101,7 @@ class ExchangeScores:
 
 
 @dataclass(frozen=True, eq=False)
-class TowerPrompts:
+class PromptsWithDonors:
     """Prompts and their donors, tokenized."""
 
     batch: PromptBatch
@@ -145,7 +145,7 @@ class TowerPrompts:
         """Return the label that two towers predict for each prompt."""
         return self.partner if predicted == "other" else self.batch.answer.cpu()
 
-    def select(self, rows: Sequence[int]) -> "TowerPrompts":
+    def select(self, rows: Sequence[int]) -> "PromptsWithDonors":
         """Return some of the prompts, with their donors."""
         index = list(rows)
         donors = {name: donor.select(index) for name, donor in self.donors.items()}
@@ -162,7 +162,7 @@ class TowerPrompts:
         )
 
 
-def tower_prompts(model: Any, batch: PromptBatch) -> TowerPrompts:
+def tower_prompts(model: Any, batch: PromptBatch) -> PromptsWithDonors:
     """Return a batch with the donors of its prompts.
 
     Raise InputError for texts without demonstrations, and for prompts that do not show their answer
@@ -189,7 +189,7 @@ def tower_prompts(model: Any, batch: PromptBatch) -> TowerPrompts:
         donor = tokenized_like(exchanged_prompts, range(n_prompts))
         donors[name] = _align(batch, donor, rows_of_demonstrations)
         answers[name] = donor.answer.cpu()
-    return TowerPrompts(
+    return PromptsWithDonors(
         batch,
         batch.label_token_positions.cpu().flatten(1),
         batch.label_columns(partners).cpu(),
@@ -260,7 +260,7 @@ def _align(
 
 def exchange_scores(
     view: ModelView,
-    prompts: TowerPrompts,
+    prompts: PromptsWithDonors,
     sets: ExchangeSets,
     *,
     memory: int = BUDGET,
@@ -303,7 +303,7 @@ def exchange_scores(
 
 def _recordings(
     view: ModelView,
-    prompts: TowerPrompts,
+    prompts: PromptsWithDonors,
     sets: ExchangeSets,
     names: Sequence[DonorName],
     prefixes: Prefixes,
@@ -329,7 +329,7 @@ def _recordings(
 
 
 def _interchanges(
-    prompts: TowerPrompts, sets: ExchangeSets, recordings: dict[str, DonorRecording]
+    prompts: PromptsWithDonors, sets: ExchangeSets, recordings: dict[str, DonorRecording]
 ) -> list[list[Interchange]]:
     """Return the edit of no exchange, and of each one."""
     interchanges = [[Interchange((), prompts.positions)]]
@@ -343,7 +343,7 @@ def _interchanges(
 
 
 def _piece_scores(
-    prompts: TowerPrompts, log_probs: Float[Tensor, "prompt set label"]
+    prompts: PromptsWithDonors, log_probs: Float[Tensor, "prompt set label"]
 ) -> ExchangeScores:
     """Return the scores of labels' log-probabilities under each set."""
     batch = prompts.batch.to("cpu")
@@ -359,7 +359,7 @@ def _piece_scores(
     )
 
 
-def n_exchanged(view: ModelView, prompts: TowerPrompts, memory: int = BUDGET) -> int:
+def n_exchanged(view: ModelView, prompts: PromptsWithDonors, memory: int = BUDGET) -> int:
     """Return how many of the prompts `exchange_scores` runs at a time.
 
     Their keys take half of the memory, because some models need two caches of them: Hugging Face's
@@ -371,7 +371,7 @@ def n_exchanged(view: ModelView, prompts: TowerPrompts, memory: int = BUDGET) ->
 
 def single_exchanges(
     view: ModelView,
-    prompts: TowerPrompts,
+    prompts: PromptsWithDonors,
     exchanges: Sequence[Exchange] = SINGLE,
     *,
     memory: int = BUDGET,

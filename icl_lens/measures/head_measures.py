@@ -21,7 +21,7 @@ from icl_lens.measures.effects import (
     estimated_effects,
     exact_effects,
 )
-from icl_lens.measures.exchanges import TowerPrompts, single_exchanges
+from icl_lens.measures.exchanges import PromptsWithDonors, single_exchanges
 from icl_lens.models.memory import LOGIT_BYTES, STREAM_BYTES
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
@@ -209,7 +209,7 @@ class Exchanges:
     """
 
     view: ModelView
-    prompts: TowerPrompts
+    prompts: PromptsWithDonors
     memory: int
     by: Score = "exchange"
 

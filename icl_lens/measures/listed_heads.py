@@ -1,6 +1,6 @@
 """Measure the few heads of a list by every score, so that a table shows all scores side by side.
 
-`il.locate` ranks all heads by one score; `ListedHeads` measures the first of them by the others, on
+`il.locate` ranks all heads by one score; `ListedHeadMeasure` measures the first of them by the others, on
 the same prompts.
 """
 
@@ -20,7 +20,7 @@ from icl_lens.head_scores import Score
 from icl_lens.measures.effects import OUTCOMES_OF_ANSWER, AnswerTokens, Outcome
 from icl_lens.measures.exchanges import (
     SINGLE,
-    TowerPrompts,
+    PromptsWithDonors,
     exchange_scores,
     tower_prompts,
 )
@@ -36,12 +36,12 @@ from icl_lens.reading.increases import listed_head_increase
 from icl_lens.runs.run import Run, as_run
 from icl_lens.runs.stream import plan_batches
 
-EXCHANGED_PARTS = ("exchange", "keys", "values")
-"""The scores of `exchanges.SINGLE`, in its order."""
+EXCHANGE_SCORES = ("exchange", "keys", "values")
+"""Names of the scores of exchanging a head's query, keys or values, in the order of `SINGLE`."""
 
 
 @dataclass(frozen=True, eq=False)
-class ListedHeads:
+class ListedHeadMeasure:
     """What some heads do on prompts, by every score that did not rank them.
 
     - "contrast" and "increase": what a head adds to the answer, read from an unedited pass;
@@ -61,7 +61,7 @@ class ListedHeads:
     tokens: AnswerTokens
     by: Score
     """The score that ranked heads: by increases the answer loses log p, by the others log-odds."""
-    donors: TowerPrompts | None
+    donors: PromptsWithDonors | None
     """None where nothing can be exchanged."""
     no_exchanges: str
     """Why nothing is exchanged, as a sentence; empty if the prompts have nothing to exchange."""
@@ -82,10 +82,10 @@ class ListedHeads:
         final_norm: FinalNorm,
         bias: bool,
         run: Run | None,
-    ) -> "ListedHeads":
+    ) -> "ListedHeadMeasure":
         """Return the first heads of a result, with the tokens that score their prompts."""
         donors, no_exchanges = None, ""
-        if not set(EXCHANGED_PARTS).issubset(located.scores):
+        if not set(EXCHANGE_SCORES).issubset(located.scores):
             donors, no_exchanges = _donors(view, batch, located.heads)
         n_captured = len(plan_batches(view, batch, run)[0])  # as many of the longest prompts fit
         return cls(
@@ -159,7 +159,7 @@ class ListedHeads:
         scores, _, _ = exchange_scores(self.view, donors, sets, memory=self.memory)
         lost = scores.log_odds[:, :1] - scores.log_odds[:, 1:]
         by_part = lost.unflatten(1, (len(SINGLE), len(self.heads))).unbind(1)
-        return dict(zip(EXCHANGED_PARTS, by_part, strict=True))
+        return dict(zip(EXCHANGE_SCORES, by_part, strict=True))
 
     def added_to(self, located: LocatedHeads, values: dict[str, np.ndarray]) -> LocatedHeads:
         """Return located heads with the means of these values; those of other heads are NaN."""
@@ -172,7 +172,7 @@ class ListedHeads:
 
 def _donors(
     view: ModelView, batch: PromptBatch, heads: Sequence[Head]
-) -> tuple[TowerPrompts | None, str]:
+) -> tuple[PromptsWithDonors | None, str]:
     """Return the donors of a batch; without them, None and why nothing can be exchanged.
 
     Texts and pairs, which have no classes, have nothing to exchange: they need no reason.

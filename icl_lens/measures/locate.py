@@ -31,7 +31,7 @@ from icl_lens.measures.effects import (
 )
 from icl_lens.measures.exchanges import tower_prompts
 from icl_lens.measures.head_measures import DirectScores, Effects, Exchanges, HeadMeasure
-from icl_lens.measures.listed_heads import ListedHeads
+from icl_lens.measures.listed_heads import ListedHeadMeasure
 from icl_lens.measures.located_heads import LocatedHeads
 from icl_lens.measures.mean_scores import MeanScore, mean_score
 from icl_lens.metrics import most_probable
@@ -91,7 +91,7 @@ def locate(
     head may rank first by these and have no effect, because later components compensate for it.
 
     The first k heads are also measured by every other score that the prompts allow, and their
-    attention to labels of the answer and to other labels is read (`ListedHeads`), unless
+    attention to labels of the answer and to other labels is read (`ListedHeadMeasure`), unless
     `other_scores` is False.
 
     On `held_out` prompts, which should have other queries (`il.split_by_query`), the first k heads,
@@ -219,7 +219,7 @@ def mean_over_prompts(
             lambda: _located_heads(head_measure, view, batch, columns, k)
         )
         if scored_tokens is not None:
-            listed = ListedHeads.of(
+            listed = ListedHeadMeasure.of(
                 view, batch, located, scored_tokens, final_norm=final_norm, bias=bias, run=run
             )
             values = stream.map(f"{OTHER_SCORES}{k}", listed.measure)

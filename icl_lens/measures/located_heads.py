@@ -111,7 +111,7 @@ class LocatedHeads(Result):
     scores: dict[str, MeanScore]
     """The score `by`, and others. Of all heads: with "exchange", those of exchanging `keys` and
     `values`; with "effect", of the log-odds, also the `log_prob`. Of the first `k` heads, NaN for
-    others: the scores of `COLUMNS` (`ListedHeads`).
+    others: the scores of `COLUMNS` (`ListedHeadMeasure`).
     """
     k: int
     """Number of heads of the list, which `selected` refers to."""
