@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import random
+import subprocess
+import sys
 import warnings
 from collections import Counter
 from dataclasses import replace
@@ -269,6 +271,33 @@ def test_prompts_of_large_files_read_few_pairs(monkeypatch):
     prompts = il.PairTask("antonyms").prompts(500, demonstrations=4)
     assert len({prompt.query for prompt in prompts}) == 500
     assert 2500 <= pairs.n_read < 3100
+
+
+MANY_PROMPTS = """
+import resource, sys
+
+resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+import icl_lens as il
+
+prompts = il.PairTask("words", sys.argv[1]).prompts(1000, demonstrations=4)
+assert len({prompt.query for prompt in prompts}) == 1000
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+"""Prints the largest resident memory, KiB; ends after 60 seconds of CPU time."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems count memory in other units")
+def test_a_million_rows_give_a_thousand_prompts_within_a_minute_and_a_gigabyte(tmp_path):
+    path = tmp_path / "rows.csv"
+    with path.open("w") as file:
+        file.write("input,output\n")
+        file.writelines(f"in {number},out {number}\n" for number in range(1_000_000))
+    process = subprocess.run(
+        [sys.executable, "-c", MANY_PROMPTS, str(path)], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr
+    assert int(process.stdout) * 1024 < 1e9
 
 
 @pytest.mark.slow
