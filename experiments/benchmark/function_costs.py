@@ -4,7 +4,8 @@
 its own, with one thread, and adds a line to a file of results: the CPU time in units of one forward
 pass over the same prompts, and the peak of resident memory above that of the loaded model. Lines
 that the file has already are not measured again. A call that takes more than `--limit` seconds of
-CPU time is stopped; its time is then a lower bound, and so is its peak.
+CPU time is stopped; its time is then a lower bound, and so is its peak. A call that takes more than
+`--max-forwards` passes, as many as at the next shorter length, is not run.
 
 On a busy machine CPU times vary. `--operations` counts the floating-point operations of matrix
 products instead, in units of those of one forward pass; they are the same on every machine.
@@ -13,6 +14,7 @@ products instead, in units of those of one forward pass; they are the same on ev
 import argparse
 import gc
 import json
+import math
 import os
 import random
 import signal
@@ -25,7 +27,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -153,6 +154,7 @@ def _reweighted(case: Case) -> Any:
 
 
 CALLS: dict[str, Callable[[Case], Any]] = {
+    "score, one forward pass": lambda c: il.score(c.model, c.batch[:1]),
     "score": lambda c: il.score(c.model, c.batch),
     "score, sets": lambda c: il.score(c.model, c.batch, c.sets),
     "tokenize": lambda c: il.tokenize(c.model, c.prompts),
@@ -245,6 +247,7 @@ CALLS: dict[str, Callable[[Case], Any]] = {
 """Name → a call; what follows a comma tells calls of one function apart."""
 
 N_PROMPTS = {
+    "score, one forward pass": 1,
     "explain": 1,
     "head_effects, all": 1,
     "attention_saliency": 1,
@@ -381,15 +384,22 @@ def table(path: Path) -> pd.DataFrame:
     """Return the results of a file: forwards per prompt, and GiB above the loaded model, by the
     number of tokens of the longest prompt.
 
-    "≥" is before the costs of a call that was stopped."""
-    costs = pd.read_json(path, lines=True).query("error == ''")
-    at_least = np.where(costs["is_stopped"], "≥ ", "")
-    columns = {}
-    for what, digits in (("forwards", 1), ("peak", 2)):
-        texts = [f"{value:.{digits}f}" for value in costs[what]]
-        costs = costs.assign(**{what: at_least + np.array(texts, dtype=object)})
-        by_length = costs.pivot(index="name", columns="tokens", values=what)
-        unit = "forwards" if what == "forwards" else "GiB"
+    "≥" is before the costs of a call that was stopped. Of one that was not run, there are all the
+    forwards that it would take, as many per prompt as at a shorter length."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [cost for cost in rows if not cost["error"]]
+    forwards, memory = [], []
+    for cost in rows:
+        if not cost.get("is_run", True):
+            forwards.append(f"not run: {cost['forwards'] * cost['prompts']:.0f} forwards")
+            memory.append("")
+            continue
+        at_least = "≥ " if cost["is_stopped"] else ""
+        forwards.append(f"{at_least}{cost['forwards']:.1f}")
+        memory.append(f"{at_least}{cost['peak']:.2f}")
+    costs, columns = pd.DataFrame(rows), {}
+    for unit, texts in (("forwards", forwards), ("GiB", memory)):
+        by_length = costs.assign(text=texts).pivot(index="name", columns="tokens", values="text")
         for n_tokens in by_length:
             columns[f"{unit}, {n_tokens:,} tokens"] = by_length[n_tokens]
     return (
@@ -408,13 +418,16 @@ def run(
     limit: float,
     *,
     counts_operations: bool = False,
+    max_forwards: float = math.inf,
 ) -> None:
     """Measure calls that the file lacks, each in a new process, and add them to it.
 
     A pass is timed just before each call, so that both run under the same load; operations of a
-    pass are counted once."""
+    pass are counted once. Calls that are expected to take more than `max_forwards` passes are not
+    run."""
     lines = path.read_text().splitlines() if path.exists() else []
-    measured = {(cost["name"], cost["length"]) for cost in map(json.loads, lines)}
+    costs = list(map(json.loads, lines))
+    measured = {(cost["name"], cost["length"]) for cost in costs}
     for length in lengths:
         case = Case(model, length)
         _ = case.prompts, case.batch, case.other, case.four
@@ -423,15 +436,20 @@ def run(
         for name in names:
             if (name, length) in measured:
                 continue
+            n_tokens = int(case.four.last.max()) + 1
+            shorter = [c for c in costs if c["name"] == name and c["length"] < length]
+            if shorter and shorter[-1]["forwards"] * n_prompts(name) > max_forwards:
+                cost = {**shorter[-1], "length": length, "tokens": n_tokens, "is_run": False}
+                _add_line(path, cost)
+                continue
             if not (forward and counts_operations):
                 forward = forward_cost(case, counts_operations=counts_operations)
-            n_tokens = int(case.four.last.max()) + 1
             cost = {"name": name, "length": length, "tokens": n_tokens, **forward}
             cost |= in_child(
                 case, name, forward["forward_s"], limit, counts_operations=counts_operations
             )
-            with path.open("a") as file:
-                file.write(json.dumps(cost) + "\n")
+            _add_line(path, cost)
+            costs.append(cost)
             print(
                 name,
                 length,
@@ -439,6 +457,11 @@ def run(
                 cost["error"],
                 flush=True,
             )
+
+
+def _add_line(path: Path, cost: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(cost) + "\n")
 
 
 def in_child(
@@ -479,6 +502,9 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
     parser.add_argument("--names", nargs="+", default=list(CALLS), help="Calls to measure.")
     parser.add_argument("--limit", type=float, default=SECONDS, help="CPU seconds of one call.")
+    parser.add_argument(
+        "--max-forwards", type=float, default=math.inf, help="Passes of one call, or not run."
+    )
     parser.add_argument("--operations", action="store_true", help="Count operations, not seconds.")
     parser.add_argument("--table", type=Path, help="File of the table, csv.")
     options = parser.parse_args()
@@ -493,6 +519,7 @@ def main() -> None:
         model,
         options.limit,
         counts_operations=options.operations,
+        max_forwards=options.max_forwards,
     )
     print(table(options.out).to_string())
     if options.table is not None:

@@ -65,16 +65,31 @@ def test_operations_are_those_of_matrix_products():
     assert product == 2 * 2 * 3 * 4
 
 
-def test_the_table_of_costs_says_what_was_stopped(tmp_path):
+def test_the_table_of_costs_says_what_was_stopped_and_what_was_not_run(tmp_path):
     lines = []
     for name, forwards, is_stopped in (("whole", 1.0, False), ("stopped", 3.0, True)):
         cost = {"name": name, "tokens": 1089, "forwards": forwards, "peak": 0.25}
         lines.append(json.dumps(cost | {"is_stopped": is_stopped, "error": ""}))
+    lines.append(
+        json.dumps(cost | {"name": "long", "prompts": 4, "is_stopped": False, "error": ""})
+    )
+    lines[-1] = lines[-1].replace("}", ', "is_run": false}')
     (tmp_path / "costs.jsonl").write_text("\n".join(lines))
     table = function_costs.table(tmp_path / "costs.jsonl")
     assert table.columns.tolist() == ["forwards, 1,089 tokens", "GiB, 1,089 tokens"]
     assert table.loc["whole"].tolist() == ["1.0", "0.25"]
     assert table.loc["stopped"].tolist() == ["≥ 3.0", "≥ 0.25"]
+    assert table.loc["long"].tolist() == ["not run: 12 forwards", ""]
+
+
+def test_a_call_of_more_forwards_than_are_allowed_is_not_run(tmp_path, icl_mini):
+    path, names = tmp_path / "costs.jsonl", ["score", "tokenize"]
+    function_costs.run(path, names, [20], icl_mini, 60.0, counts_operations=True)
+    function_costs.run(path, names, [30], icl_mini, 60.0, counts_operations=True, max_forwards=1.0)
+    table = function_costs.table(path)
+    not_run = [column for column in table if table.loc["score", column].startswith("not run: ")]
+    assert len(not_run) == 1
+    assert not any(text.startswith("not") for text in table.loc["tokenize"])
 
 
 def test_every_function_that_runs_a_model_has_a_cost():

@@ -125,15 +125,15 @@ def test_a_short_function_ends_before_a_long_one_that_began_earlier(gpt2, gpt2_b
 
 def test_a_block_waits_for_a_function_whose_passes_go_on(gpt2):
     alone = il.explain(gpt2, PROMPT, k=2, n_random=2).to_dict()
-    ended = []
+    running = []
 
     def edit():
         with il.ablate_heads(gpt2, HEADS):
-            ended.append("block")
+            running.append(dict(locking._lock_of(gpt2).functions))
 
     with thread_at_first_pass(gpt2, edit):  # the block would change the passes that are left
         explained = il.explain(gpt2, PROMPT, k=2, n_random=2).to_dict()
-    assert ended == ["block"]
+    assert running == [{}]
     assert explained == alone
 
 
