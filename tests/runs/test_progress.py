@@ -44,6 +44,8 @@ def test_there_is_no_bar_without_a_terminal_and_none_if_it_is_switched_off():
         for block in (progress_callback(False), progress_switch(False)):
             with block, steps("scoring", 10):
                 time.sleep(0.8)
+        with progress_callback(False) as report:
+            report("explaining", 1, 10)
     with redirect_stderr(io.StringIO()) as file, steps("scoring", 10):
         time.sleep(0.8)
     assert terminal.getvalue() + file.getvalue() == ""
@@ -112,6 +114,10 @@ SHOWING = {
     "whole_label_log_probs": il.whole_label_log_probs,
     "calibrated_scores": lambda m, b, **o: il.calibrated_scores(m, b, inputs=["one"], **o),
     "head_effects, gradient": lambda m, b, **o: il.head_effects(m, b, method="gradient", **o),
+    "explain": lambda m, b, **o: il.explain(m, b.prompts[0], k=1, n_random=1, **o),
+    "locate": lambda m, b, progress=None: il.locate(
+        m, b, by="contrast", other_scores=False, run=il.Run(progress=progress)
+    ),
     "repeated_token_scores": lambda m, b, **o: il.repeated_token_scores(m, n=1, n_tokens=4, **o),
 }
 
@@ -135,7 +141,7 @@ def test_a_long_call_shows_a_bar_unless_switched_off(name, gpt2, gpt2_batch, mon
     assert terminal.getvalue() == ""
     with redirect_stderr(Terminal()) as terminal:
         SHOWING[name](gpt2, gpt2_batch)
-    assert "it/s" in terminal.getvalue() or "rows" in terminal.getvalue()
+    assert any(unit in terminal.getvalue() for unit in ("it/s", "rows", "steps", "prompts"))
 
 
 class Counting:
