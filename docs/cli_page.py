@@ -18,9 +18,8 @@ Invalid input prints one line to standard error and exits with code 2; an unknow
 also prints the usage. Without arguments, `icl-lens` prints what it can do. `python -m icl_lens` is
 the same command. `--help` leaves out options that are rarely needed; `--help-all` shows them, as this page does.
 
-The paper's experiments are in the repository, not in the installed package, because they are scripts
-to run and to copy. Clone the repository (or unpack the source distribution), install it with `pip install -e .`, and
-run, for example, `python experiments/ablation.py --model icl-mini` in its root folder; `experiments/README.md` lists
+The experiments are scripts to run and to copy. Clone the repository (or unpack the source distribution), install
+it with `pip install -e .`, and run, for example, `python experiments/ablation.py --model icl-mini` in its root folder; `experiments/README.md` lists
 them.
 """
 

@@ -69,8 +69,8 @@ def ablate(
     """Ablate heads and compare with random head sets of the same size, from the same layers and
     from all layers.
 
-    With two classes, both are queried and each label is the answer equally often, so a constant
-    answer scores at chance, 50%. Accuracy is reported between the labels and over the full
+    By default, prompts of two classes query both, and each label is the answer equally often, so a
+    constant answer scores at chance, 50%. Accuracy is reported between the labels and over the full
     vocabulary (top token); log-odds are those against the other labels.
     """
     import icl_lens as il

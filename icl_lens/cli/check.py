@@ -1,6 +1,6 @@
 """`icl-lens check`: what a model does on a task, kept on disk for the other commands."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from typer import Option
@@ -31,12 +31,13 @@ def check(
     """Report what the model does on a task: what it learns from the demonstrations, copies, knows
     and prefers.
 
-    The prompts are in balanced random order. The result is kept on disk, and the other commands
-    print it for the same model, task and options.
+    The prompts are in balanced random order, whatever --layout is. The result is kept on disk, and
+    the other commands print it for the same model, task and options.
     """
     from icl_lens.prompts.prompt_list import demonstrations_each
 
     output.check()
+    task = replace(task, layout="random")
     prompts = task.prompts(n=n, seed=seed)  # before the model is loaded
     with output_folder.running() as (run, console):
         task.print_data(console, prompts, tokens)

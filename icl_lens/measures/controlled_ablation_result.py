@@ -19,7 +19,7 @@ from jaxtyping import Float
 
 from icl_lens.edits.ablate import Mode
 from icl_lens.edits.edit import Positions
-from icl_lens.errors import check_choice
+from icl_lens.errors import check_choice, short_repr
 from icl_lens.intervals import (
     MIN_CLUSTERS,
     MIN_RANDOM_SETS,
@@ -146,15 +146,19 @@ class ControlledAblation(Result):
     @property
     def chance_in_words(self) -> str:
         """The chance in percent and, if there are more labels than a prompt has, between how
-        many.
+        many; if all prompts have the same answer, also that a constant answer is always right.
         """
         n_choices = self.conditions["heads"].scores[0].label_mask.sum(-1)
         fewest, most = int(n_choices.min()), int(n_choices.max())
         chance = percent(self.chance)
-        if most == len(self.labels):
-            return chance
-        number = f"{most}" if fewest == most else f"{fewest} to {most}"
-        return f"{chance}, between the {number} labels that each prompt has of {len(self.labels)}"
+        if most < len(self.labels):
+            number = f"{most}" if fewest == most else f"{fewest} to {most}"
+            chance += f", between the {number} labels that each prompt has of {len(self.labels)}"
+        answers = self.conditions["heads"].scores[0].answer.tolist()
+        if len(answers) > 1 and len(set(answers)) == 1 and answers[0] >= 0:
+            label = self.labels[answers[0]]
+            chance += f", but {percent(1.0)} for a model that always answers {short_repr(label)}"
+        return chance
 
     @property
     def n_displaced(self) -> int:

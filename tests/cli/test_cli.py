@@ -254,6 +254,15 @@ def test_where_the_model_does_not_do_the_task_locate_asks_for_anyway(run, tiny, 
     assert "none of them is shown to carry the answer" in out
 
 
+def test_a_check_shows_a_prompt_that_it_measures(run, tiny, words):
+    """Its prompts are in random order, so the first is not one of --layout."""
+    task = ("check", "-t", "sentiment-number", "--path", words, "-m", tiny, "-n", 20)
+    _, in_random_order, _ = run(*task)
+    first = il.load_task("sentiment-number", words, n=20)[0]
+    assert str(first) in " ".join(in_random_order.split())
+    assert run(*task, "--layout", "order")[1] == in_random_order
+
+
 @pytest.mark.slow
 def test_a_check_of_other_prompts_is_another(run, tiny, words, tmp_path):
     task = ("-t", "sentiment-number", "--path", words, "-m", tiny, "-n", 20)

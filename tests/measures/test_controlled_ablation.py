@@ -203,9 +203,20 @@ def test_chance_counts_the_labels_that_a_prompt_has(ablation_of_queries):
     of_two = "50.0%, between the 2 labels that each prompt has of 3"
     for n_choices, words in ((2, of_two), (3, "33.3%")):
         masks = (torch.arange(3) < n_choices).expand(2, -1)
-        scores = {"heads": SimpleNamespace(scores=[SimpleNamespace(label_mask=masks)])}
+        different = SimpleNamespace(label_mask=masks, answer=torch.tensor([0, 1]))
+        scores = {"heads": SimpleNamespace(scores=[different])}
         of_three = SimpleNamespace(conditions=scores, labels=("a", "b", "c"), chance=1 / n_choices)
         assert type(ablation).chance_in_words.fget(of_three) == words
+
+
+@pytest.mark.parametrize(("layout", "warns"), [("random", False), ("order", True)])
+def test_a_constant_answer_is_named_where_it_is_always_right(icl_mini, layout, warns):
+    prompts = il.load_task("sentiment-number", n=8, layout=layout)
+    batch = il.tokenize(icl_mini, prompts)
+    ablation = il.ablate_with_controls(icl_mini, batch, ["L4H0"], n_random=3, all_layers=False)
+    assert len({prompt.answer for prompt in prompts}) == (1 if warns else 2)
+    always = "chance: 50.0%, but 100.0% for a model that always answers 'foo'."
+    assert (always in " ".join(ablation.notes())) == warns
 
 
 def test_two_random_sets_give_no_interval(gpt2, gpt2_batch, ablation, monkeypatch):
