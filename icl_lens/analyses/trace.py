@@ -94,7 +94,7 @@ def trace(
     their positions is exchanged; all must have the same number of tokens.
 
     `sites` are those of `PatchSite`: "resid_pre", the residual stream before the layer, by default.
-    `layers` are all layers or, in models with more than 15, about 15 that are evenly spaced.
+    `layers` are all layers or, in models with more than 15, 8 to 15 that are evenly spaced.
 
     `method="gradient"` estimates all losses from one backward pass a prompt (attribution patching):
     −∇ · (donor − prompt), exact only where the log-odds are linear in what is exchanged. The first
