@@ -19,8 +19,8 @@ also prints the usage. Without arguments, `icl-lens` prints what it can do. `pyt
 the same command. `--help` leaves out options that are rarely needed; `--help-all` shows them, as this page does.
 
 The experiments are scripts to run and to copy. Clone the repository (or unpack the source distribution), install
-it with `pip install -e .`, and run, for example, `python experiments/ablation.py --model icl-mini` in its root folder; `experiments/README.md` lists
-them.
+it with `pip install -e .`, and run, for example, `python experiments/ablation.py --model icl-mini` in its root
+folder; `experiments/README.md` lists them.
 """
 
 
