@@ -189,12 +189,12 @@ class Reader:
             return torch.where(in_group, self.z_from(q=new)[:, None], unedited)
         groups = groups.to(new)
         if part == "v":
+            new -= self.v  # in place, as these are the largest tensors
             weight = self.attention[:, None] * groups[:, :, None]
             equation = "batch group place pos, batch pos writer d -> batch group writer place d"
-            return unedited + einsum(weight, new - self.v, equation)
-        change = einsum(
-            self.q, new - self.k, "batch place d, batch pos writer d -> batch writer place pos"
-        )
+            return unedited + einsum(weight, new, equation)
+        new -= self.k
+        change = einsum(self.q, new, "batch place d, batch pos writer d -> batch writer place pos")
         patterns = [self.row.pattern(change * group[:, None, None]) for group in groups.unbind(1)]
         equation = "batch writer place pos, batch pos d -> batch writer place d"
         return torch.stack(
