@@ -118,7 +118,7 @@ class FFNReader:
         """
         u = self.writers.ffn_vectors(rows, self.ffn.layer)
         if self.means is not None:
-            u = u - self.means[role, : self.n_components].to(u)
+            u -= self.means[role, : self.n_components].to(u)
         return torch.cat([u, self.more[rows].to(u)], dim=1) if self.more.shape[1] else u
 
     def _at_places(

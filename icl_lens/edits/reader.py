@@ -172,7 +172,7 @@ class Reader:
         """
         u = self.writers.vectors(rows, self.head.layer)[:, :-1]
         if self.means is not None:
-            u = u - self.means[role, : self.n_components].to(u)
+            u -= self.means[role, : self.n_components].to(u)
         return torch.cat([u, self.more[rows].to(u)], dim=1) if self.more.shape[1] else u
 
     def z_without_each(
@@ -206,7 +206,24 @@ class Reader:
     ) -> Float[Tensor, "batch set place d_head"]:
         """Return z for each set, with its writers removed jointly from the queries, keys and
         values.
+
+        A few sets at a time have keys and values of their own, and rotations take as much again.
         """
+        bytes_per_set = 4 * self.k[:, :, 0].numel()
+        size = max(1, PIECE_BYTES // (2 * bytes_per_set))
+        pieces = []
+        for sets in torch.arange(len(removed["q"])).split(size):
+            removed_by_sets: dict[Part, Tensor] = {
+                part: removed[part][sets.to(removed[part].device)] for part in PARTS
+            }
+            z = self._z_of_sets(removed_by_sets)
+            pieces.append(z.expand(-1, len(sets), -1, -1))
+        return torch.cat(pieces, dim=1)
+
+    def _z_of_sets(
+        self, removed: dict[Part, Bool[Tensor, "set role writer"]]
+    ) -> Float[Tensor, "batch variant place d_head"]:
+        """Return z for each set; one for all of them if they remove nothing."""
 
         def rebuild_if_removed(part: Part) -> Tensor | None:
             return (

@@ -152,8 +152,8 @@ class Writers:
             return torch.cat(
                 [vectors[rows, : len(self.names(layer)) - 1], bias[rows, layer, None]], dim=1
             )
-        vectors, bias = self._joined(rows, layer)
-        return torch.cat([vectors, bias[:, -1:]], dim=1)
+        vectors, _ = self._joined(rows, layer)
+        return vectors
 
     def ffn_input(self, rows: Int[Tensor, " row"], layer: int) -> Float[Tensor, "row d_model"]:
         """Return what a layer's FFN reads, before its norm."""
@@ -234,13 +234,17 @@ class Writers:
         layer.
         """
         all_rows = torch.arange(len(self.z), device=self.z.device)
-        return self._joined(all_rows, self.z.shape[1])
+        vectors, bias = self._joined(all_rows, self.z.shape[1])
+        return vectors[:, :-1], bias
 
     def _joined(
         self, rows: Int[Tensor, " row"], layer: int
     ) -> tuple[Float[Tensor, "row writer d_model"], Float[Tensor, "row layer d_model"]]:
-        """Return what `by_layer` yields as one tensor each, of which only one layer is kept twice."""
-        n_writers, start = len(self.names(layer)) - 1, 0
+        """Return what `by_layer` yields as one tensor each, of which only one layer is kept twice.
+
+        The last writer is the sum of all biases.
+        """
+        n_writers, start = len(self.names(layer)), 0
         vectors = self.z.new_empty(
             len(rows), n_writers, self.view.d_model, dtype=self.view.compute_dtype
         )
@@ -249,6 +253,7 @@ class Writers:
             vectors[:, start : start + of_layer.shape[1]] = of_layer
             start += of_layer.shape[1]
             biases.append(bias)
+        vectors[:, -1:] = biases[-1]
         return vectors, torch.cat(biases, dim=1)
 
     def by_layer(
