@@ -18,6 +18,7 @@ from icl_lens.models.head import Head
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import (
     interval_decimals,
+    interval_text,
     joined,
     percent,
     signed,
@@ -341,13 +342,14 @@ class TwoTowers(Result):
         kept_log_odds = []
         for name in DONORS:
             if any(f"the {name} turns" in check.text for check in self._failed("turned")):
-                kept_log_odds.append(f"{_nats(self.left[name])} with {their} {name} exchanged")
+                left = self.left[name]
+                log_odds = interval_text(left.value, left.low, left.high)
+                kept_log_odds.append(f"{log_odds} with {their} {name} exchanged")
         return (
             f"The {heads} {'moves' if is_one else 'move'} the answer in the direction that two "
-            f"towers predict, but {'is' if is_one else 'are'} not shown to turn it. Of the "
-            "answer's log-odds against the other label, "
-            f"{signed(self.answered['the prompts'].value, 2)} without a preference for a label, it "
-            f"keeps {joined(kept_log_odds)}."
+            f"towers predict, but {'is' if is_one else 'are'} not shown to turn it. Its "
+            "log-odds against the other label, without a preference for a label, are "
+            f"{signed(self.answered['the prompts'].value, 2)} and become {joined(kept_log_odds)}."
         )
 
     def _affirmed(self, heads: str, *, is_one: bool) -> str:

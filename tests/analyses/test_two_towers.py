@@ -520,6 +520,8 @@ def test_an_answer_that_does_not_turn_is_enough_for_no(towers, names):
         for name in names:
             phrase = f"{made_up.left[name].value:+.2f}".replace("-", "−")
             assert phrase in made_up.verdict
+            with_interval = f"{phrase} (95% interval "
+            assert (with_interval in made_up.verdict) != is_two_towers
             assert (f"with their {name} exchanged" in made_up.verdict) != is_two_towers
     with_preference_kept = weakened(with_preference(towers, 6.0), names, 0.4)
     assert "are not shown to turn it" in with_preference_kept.verdict, "the same with a preference"
