@@ -27,7 +27,7 @@ from icl_lens.atlas.kinds import (
     turned_p_values,
 )
 from icl_lens.atlas.task_scores import ReadScores, has_labels, with_shuffled_labels
-from icl_lens.atlas.turned_heads import turned_attention
+from icl_lens.atlas.turned_heads import N_TURNED_SEQUENCES, turned_attention
 from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.reference import mean_z
 from icl_lens.errors import InputError, check_at_least, check_integers
@@ -61,10 +61,6 @@ from icl_lens.runs.stream import Plan, plan_batches, start
 NEEDS_PROMPTS = "it needs prompts of an in-context task"
 NEEDS_DEMONSTRATIONS = "it needs prompts with demonstrations"
 
-N_TURNED_SEQUENCES = 10
-"""Sequences on which turned heads are measured; means over fewer vary more, so that fewer heads
-stand out.
-"""
 N_EDITED = 24
 """Prompts on which heads are edited one by one, unless `n_edited` is given."""
 

@@ -29,6 +29,10 @@ from icl_lens.reading.passes import last_logits
 from icl_lens.reading.repeated_tokens import attention_statistics
 from icl_lens.runs.progress import steps
 
+N_TURNED_SEQUENCES = 10
+"""Sequences on which turned heads are measured; means over fewer vary more, so that fewer heads
+stand out.
+"""
 MAX_ERROR = 0.02
 """How much recomputed attention may differ from the model's own."""
 

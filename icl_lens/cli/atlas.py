@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar
 
 from typer import Option
 
+from icl_lens.cli.atlas_start import print_duration, warn_of_few_queries
 from icl_lens.cli.console import progress
 from icl_lens.cli.head_options import NO_HEADS, head_names
 from icl_lens.cli.option_groups import grouped, reject_options
@@ -60,6 +61,20 @@ class AtlasOptions:
     ] = None
     memory: Annotated[int, Option(min=1, help="Memory for a batch's activations, MiB.")] = 64
 
+    def head_names(self) -> list[str] | None:
+        """Return the heads to tell about, None for all; raise InputError if none is named."""
+        if self.heads is None:
+            return None
+        names = head_names(self.heads)
+        if not names:
+            raise InputError(f"{NO_HEADS}; omit it for an atlas of all heads")
+        return names
+
+    def counts(self) -> dict[str, int]:
+        """Return what decides how long the atlas takes, beside the model and its prompts."""
+        n_held_out = self.edited if self.judge else 0
+        return {"n_sequences": self.sequences, "n_edited": self.edited, "n_held_out": n_held_out}
+
 
 @grouped
 def atlas(
@@ -93,9 +108,7 @@ def atlas(
         reject_options(
             options, "memory", reason="--batch-size sets the number of prompts per batch"
         )
-    names = None if options.heads is None else head_names(options.heads)
-    if names == []:
-        raise InputError(f"{NO_HEADS}; omit it for an atlas of all heads")
+    names = options.head_names()
     files.check()
     with output.running() as (run, console):
         if task.name is None:
@@ -107,12 +120,14 @@ def atlas(
             if options.judge:
                 prompts, testing = task.split_prompts(seed)
             task.print_data(console, [*prompts, *testing], tokens)
+            warn_of_few_queries(console, task, prompts, seed=seed, n_edited=options.edited)
             loaded = model.load(default_device=run.device)
             batch = tokens.tokenize(loaded, prompts)
             held_out = tokens.tokenize(loaded, testing) if testing else None
             model.warn_of_words(console, [*prompts, *testing])
             console.print(preview(batch))
             task.print_behavior(console, loaded, tokens, n=task.n, seed=seed)
+        print_duration(console, loaded, batch, options.counts())
         with progress(hidden=console.quiet) as report:
             about = output.about(task, model, tokens, prompts=prompts, n=task.n, seed=seed)
             run = replace(

@@ -106,12 +106,16 @@ def announcing(
             seconds = clock() - starts.get(stage, first_start)
             left = seconds * (total - done) / done
             if left >= least:
-                duration = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min"
-                sentence = sentence_of(stage, total, duration)
+                sentence = sentence_of(stage, total, duration_in_words(left))
                 PlainConsole(stderr=True, soft_wrap=True, highlight=False).print(sentence)
         report(stage, done, total)
 
     return announce
+
+
+def duration_in_words(seconds: float) -> str:
+    """Return a duration as "40 s" or "6 min"."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def report_error(program: str, message: object) -> None:

@@ -1,11 +1,20 @@
 """`icl-lens atlas`: with and without a task, its files, and its errors."""
 
 import shlex
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 
 import icl_lens as il
+from icl_lens.atlas import duration
+from icl_lens.cli.atlas import AtlasTask
+from icl_lens.cli.atlas_start import (
+    duration_sentence,
+    few_queries_warning,
+    prompts_with_enough_queries,
+)
+from icl_lens.cli.console import duration_in_words
 from icl_lens.cli.locate import atlas_command
 from icl_lens.cli.options import ModelOptions, TokenOptions
 from icl_lens.cli.task_options import SplitTask
@@ -32,6 +41,7 @@ def test_with_a_task_the_command_says_what_python_says(run, tmp_path, icl_mini):
     files = ["--html", page, "--json", numbers, "--out", out]
     code, printed, errors = run("atlas", *arguments, *files)
     assert code == 0, errors
+    assert "no head will be named by these kinds: writes the answer, needed" in errors
     atlas = il.results.HeadAtlas.load(numbers)
     prompts = il.load_task("sentiment-number", n=4)
     expected = il.head_atlas(icl_mini, prompts, n_sequences=3, n_edited=3)
@@ -126,3 +136,52 @@ def test_the_command_has_no_more_prompts_than_the_atlas_takes_by_default():
             "L1H2,L3H0",
         ]
         assert shlex.split(command) == expected
+
+
+def test_too_few_queries_are_said_before_the_run_with_what_gives_enough(monkeypatch):
+    """The kinds that need them are named; with enough queries, nothing is said."""
+    task = AtlasTask(task="sentiment-number", n=20)
+    prompts = task.prompts(n=20, seed=0)
+    queries = [prompt.query for prompt in prompts]
+    enough = prompts_with_enough_queries(queries)
+    assert len(set(queries[:enough])) == 8 > len(set(queries[: enough - 1]))
+    assert few_queries_warning(task, prompts, seed=0, n_edited=enough) == ""
+    few_edited = few_queries_warning(task, prompts, seed=0, n_edited=5)
+    n_queries = len(set(queries[:5]))
+    assert few_edited == (
+        "no head will be named by these kinds: needed, compares, carries labels and function vector. "
+        "They need 8 prompts with different queries, and the first 5 prompts, on which heads are "
+        f"edited, have {n_queries}; --edited {enough} has enough."
+    )
+    few = few_queries_warning(replace(task, n=4), prompts[:4], seed=0, n_edited=24)
+    assert "writes the answer, needed, compares" in few
+    assert few.endswith(f"and the 4 prompts have {len(set(queries[:4]))}; -n 8 has enough.")
+    repeated = [prompts[0]] * 4
+    monkeypatch.setattr(AtlasTask, "prompts", lambda self, n, seed: repeated * n)
+    assert few_queries_warning(replace(task, n=4), repeated, seed=0, n_edited=4).endswith(
+        "and the 4 prompts have 1; more rows with other texts give more."
+    )
+
+
+def test_the_duration_is_said_where_it_is_long(monkeypatch, icl_mini):
+    """With fewer edited prompts, which are enough for kinds, it is shorter."""
+    batch = il.tokenize(icl_mini, il.load_task("sentiment-number", n=20))
+    counts = {"n_sequences": 40, "n_edited": 18, "n_held_out": 0}
+    monkeypatch.setattr(duration, "seconds_per_token", lambda model, batch: 0.05)
+    sentence = duration_sentence(icl_mini, batch, **counts)
+    least = prompts_with_enough_queries(batch.queries)
+    words = []
+    for n_edited in (18, least):
+        seconds = duration.expected_seconds(
+            icl_mini, batch, 0.05, **counts | {"n_edited": n_edited}
+        )
+        words.append(duration_in_words(seconds))
+    assert sentence == (
+        f"This takes about {words[0]} on this machine; with --edited {least}, {words[1]}, and kinds "
+        "are surer with more."
+    )
+    few = duration_sentence(icl_mini, batch, **counts | {"n_edited": least})
+    assert few == f"This takes about {words[1]} on this machine."
+    assert duration_sentence(icl_mini, None, **counts).endswith(" on this machine.")
+    monkeypatch.setattr(duration, "seconds_per_token", lambda model, batch: 1e-5)
+    assert duration_sentence(icl_mini, batch, **counts) == ""
