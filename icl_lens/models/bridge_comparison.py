@@ -7,8 +7,8 @@ module, and it may read a configuration otherwise than the model.
 1. A model that a user built or changed in memory, or whose code is not of transformers, runs on a
    few tokens before its bridge is built (`probe`). The bridge runs on the same tokens after that
    (`check_probe`).
-2. A model from files runs its first pass without a comparison of its own, since comparing it on
-   loading would take a fifth of the time of loading (`defer_comparison`). Whatever needs the model
+2. A model from files is not compared on loading, which would take two passes more
+   (`defer_comparison`). Whatever needs the model
    before a batch was compared compares it on a few tokens first (`compare_deferred`): a pass
    with edits, the reading of a weight, or the processing of weights.
 3. The first batch of each kind (padded or not, twice as long as before) is compared with the model
