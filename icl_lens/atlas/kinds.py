@@ -37,10 +37,11 @@ RATE = 0.05
 N_TURNS = 20
 """Turned copies of each head."""
 N_FLIPS = 20_000
+"""Random signs of a sign-flip test; more for models of many heads."""
+FLIPS_AT_ONCE = 5_000
 MAD_TO_DEVIATION = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 MIN_QUERIES = 8
-"""With fewer queries, no sign-flip test can give the p-values that a list of heads needs."""
 
 TURNED_KINDS = {
     "previous_token": "previous token",
@@ -109,11 +110,23 @@ def binomial_tail(
     return tail[counts.long()]
 
 
+def queries_needed(n_heads: int) -> int:
+    """Return the number of queries with which a sign-flip test can name a single head among
+    `n_heads`: the smallest p-value of n queries is 2⁻ⁿ, and one head is named below rate / n_heads.
+
+    Example:
+        >>> from icl_lens.atlas.kinds import queries_needed
+        >>> queries_needed(48), queries_needed(336), queries_needed(1024)
+        (10, 13, 15)
+    """
+    return max(MIN_QUERIES, math.ceil(math.log2(n_heads / RATE)))
+
+
 def average_head_p_values(
     scores: Float[np.ndarray, "prompt layer head"], queries: Sequence[str], seed: int
 ) -> Float[Tensor, "layer head"] | None:
     """Return the p-values of a one-sided sign-flip test that each head's score is not larger than
-    the mean size of all heads' scores; None for fewer than `MIN_QUERIES` queries.
+    the mean size of all heads' scores; None for fewer queries than `queries_needed`.
 
     Prompts with the same query are flipped together. Prompts without the score do not count.
     """
@@ -121,15 +134,21 @@ def average_head_p_values(
     has_score = np.asarray(~np.isnan(scores).all(1))
     names = [query for query, counts in zip(queries, has_score, strict=True) if counts]
     distinct, index = np.unique(names, return_inverse=True)
-    if len(distinct) < MIN_QUERIES:
+    if len(distinct) < queries_needed(scores.shape[1]):
         return None
     excess = scores[has_score] - np.abs(scores[has_score]).mean(1, keepdims=True)
     sums = np.zeros((len(distinct), excess.shape[1]))
     np.add.at(sums, index, excess)
     observed = sums.sum(0)
-    signs = np.random.default_rng(seed).integers(0, 2, (N_FLIPS, len(distinct))) * 2.0 - 1.0
-    n_as_large = (signs @ sums >= observed - 1e-12 * np.abs(sums).sum(0)).sum(0)
-    return torch.from_numpy((1 + n_as_large) / (1 + N_FLIPS)).reshape(shape)
+    # With a p-value of one in `n_flips`, a single head is still named.
+    n_flips = max(N_FLIPS, 2 * math.ceil(scores.shape[1] / RATE))
+    signs = np.random.default_rng(seed).integers(0, 2, (n_flips, len(distinct))) * 2.0 - 1.0
+    smallest_counted = observed - 1e-12 * np.abs(sums).sum(0)
+    n_as_large = np.zeros(len(observed))
+    for first in range(0, n_flips, FLIPS_AT_ONCE):
+        flipped = signs[first : first + FLIPS_AT_ONCE] @ sums
+        n_as_large += (flipped >= smallest_counted).sum(0)
+    return torch.from_numpy((1 + n_as_large) / (1 + n_flips)).reshape(shape)
 
 
 def discoveries(p_values: Float[Tensor, "*shape"], rate: float) -> Bool[Tensor, "*shape"]:

@@ -18,12 +18,12 @@ from icl_lens.atlas.definitions import DEFINITIONS, TASK_SCORES, TEXT_SCORES
 from icl_lens.atlas.head_atlas import N_FIRST, NO_HEADS, HeadAtlas, ordered
 from icl_lens.atlas.head_score import AttentionElsewhere, HeadScore
 from icl_lens.atlas.kinds import (
-    MIN_QUERIES,
     N_TURNS,
     PROMPT_KINDS,
     TURNED_KINDS,
     average_head_p_values,
     copying_p_values,
+    queries_needed,
     turned_p_values,
 )
 from icl_lens.atlas.task_scores import ReadScores, has_labels, with_shuffled_labels
@@ -261,9 +261,8 @@ class Survey:
             p_value = average_head_p_values(values, samples, self.seed)
             if p_value is None:
                 n_queries = len({samples[row] for row in rows_with_score})
-                reason = (
-                    f"they need {MIN_QUERIES} prompts with distinct queries, and got {n_queries}"
-                )
+                n_needed = queries_needed(mean.mean.numel())
+                reason = f"they need {n_needed} prompts with distinct queries, and got {n_queries}"
                 self.untested[PROMPT_KINDS[name]] = reason
             else:
                 self._name(name, PROMPT_KINDS[name], p_value)

@@ -120,8 +120,11 @@ def atlas(
             if options.judge:
                 prompts, testing = task.split_prompts(seed)
             task.print_data(console, [*prompts, *testing], tokens)
-            warn_of_few_queries(console, task, prompts, seed=seed, n_edited=options.edited)
             loaded = model.load(default_device=run.device)
+            n_heads = len(ModelView.of(loaded).heads())
+            warn_of_few_queries(
+                console, task, prompts, seed=seed, n_edited=options.edited, n_heads=n_heads
+            )
             batch = tokens.tokenize(loaded, prompts)
             held_out = tokens.tokenize(loaded, testing) if testing else None
             model.warn_of_words(console, [*prompts, *testing])

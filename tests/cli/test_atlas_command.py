@@ -143,24 +143,25 @@ def test_too_few_queries_are_said_before_the_run_with_what_gives_enough(monkeypa
     task = AtlasTask(task="sentiment-number", n=20)
     prompts = task.prompts(n=20, seed=0)
     queries = [prompt.query for prompt in prompts]
-    enough = prompts_with_enough_queries(queries)
-    assert len(set(queries[:enough])) == 8 > len(set(queries[: enough - 1]))
-    assert few_queries_warning(task, prompts, seed=0, n_edited=enough) == ""
-    few_edited = few_queries_warning(task, prompts, seed=0, n_edited=5)
+    enough = prompts_with_enough_queries(queries, 48)
+    assert len(set(queries[:enough])) == 10 > len(set(queries[: enough - 1]))
+    assert few_queries_warning(task, prompts, seed=0, n_edited=enough, n_heads=48) == ""
+    assert few_queries_warning(task, prompts, seed=0, n_edited=enough, n_heads=336)
+    few_edited = few_queries_warning(task, prompts, seed=0, n_edited=5, n_heads=48)
     n_queries = len(set(queries[:5]))
     assert few_edited == (
         "no head will be named by these kinds: needed, compares, carries labels and function vector. "
-        "They need 8 prompts with different queries, and the first 5 prompts, on which heads are "
+        "They need 10 prompts with different queries, and the first 5 prompts, on which heads are "
         f"edited, have {n_queries}; --edited {enough} has enough."
     )
-    few = few_queries_warning(replace(task, n=4), prompts[:4], seed=0, n_edited=24)
+    few = few_queries_warning(replace(task, n=4), prompts[:4], seed=0, n_edited=24, n_heads=48)
     assert "writes the answer, needed, compares" in few
-    assert few.endswith(f"and the 4 prompts have {len(set(queries[:4]))}; -n 8 has enough.")
+    assert few.endswith(f"and the 4 prompts have {len(set(queries[:4]))}; -n 16 has enough.")
     repeated = [prompts[0]] * 4
     monkeypatch.setattr(AtlasTask, "prompts", lambda self, n, seed: repeated * n)
-    assert few_queries_warning(replace(task, n=4), repeated, seed=0, n_edited=4).endswith(
-        "and the 4 prompts have 1; more rows with other texts give more."
-    )
+    assert few_queries_warning(
+        replace(task, n=4), repeated, seed=0, n_edited=4, n_heads=48
+    ).endswith("and the 4 prompts have 1; more rows with other texts give more.")
 
 
 def test_the_duration_is_said_where_it_is_long(monkeypatch, icl_mini):
@@ -169,7 +170,7 @@ def test_the_duration_is_said_where_it_is_long(monkeypatch, icl_mini):
     counts = {"n_sequences": 40, "n_edited": 18, "n_held_out": 0}
     monkeypatch.setattr(duration, "seconds_per_token", lambda model, batch: 0.05)
     sentence = duration_sentence(icl_mini, batch, **counts)
-    least = prompts_with_enough_queries(batch.queries)
+    least = prompts_with_enough_queries(batch.queries, 48)
     words = []
     for n_edited in (18, least):
         seconds = duration.expected_seconds(
