@@ -3,6 +3,7 @@
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from typer import Argument, Option
@@ -20,6 +21,7 @@ from icl_lens.cli.options import (
 from icl_lens.errors import InputError
 
 if TYPE_CHECKING:
+    from icl_lens.atlas.head_atlas import HeadAtlas
     from icl_lens.report.live_view.widget import LiveView
 
 
@@ -62,6 +64,10 @@ def live(
     heads: Annotated[
         str, Option(help="Heads to choose first, e.g. L17H3,L20H6.", show_default="none")
     ] = "",
+    atlas: Annotated[
+        Path | None,
+        Option(help="Atlas of this model (icl-lens atlas --json), whose scores the map offers."),
+    ] = None,
 ) -> None:
     """Open a prompt in the browser: edit demonstrations, click heads, and see what changes.
 
@@ -72,6 +78,7 @@ def live(
     from icl_lens.models.view import ModelView
     from icl_lens.prompts.prompt import Prompt
     from icl_lens.report.live_view.browser import Address, check_installed, serve
+    from icl_lens.report.live_view.view import scores_of_atlas
 
     check_installed()
     if prompt is None:
@@ -80,7 +87,10 @@ def live(
         first_prompt = parse_prompt(prompt, answer)
     if not first_prompt.demonstrations:
         raise InputError("the prompt must have demonstrations, such as 'happy : bar nine :'")
+    head_atlas = None if atlas is None else load_atlas(atlas)
     loaded = model.load()
+    if head_atlas is not None:
+        scores_of_atlas(ModelView.of(loaded), head_atlas)  # is of this model
     first_heads = ModelView.of(loaded).check_heads(head_names(heads))
     arguments = tokens.tokenize_arguments(loaded)
     # What is wrong with the prompt is said here, not in the page.
@@ -89,7 +99,7 @@ def live(
     model.warn_of_words(console, [first_prompt])
 
     def new_view() -> "LiveView":
-        return live_view(loaded, first_prompt, heads=first_heads, **arguments)
+        return live_view(loaded, first_prompt, heads=first_heads, atlas=head_atlas, **arguments)
 
     def announce(address: Address) -> None:
         console.print(f"{address}\nThe live view is at this address; Ctrl-C ends it.")
@@ -98,3 +108,10 @@ def live(
     # Kernels of marimo whose tab was open at Ctrl-C never end, and Python would wait for them.
     sys.stdout.flush()
     os._exit(0)
+
+
+def load_atlas(path: Path) -> "HeadAtlas":
+    """Return the atlas in a file; raise InputError if the file has none."""
+    from icl_lens.atlas.head_atlas import HeadAtlas
+
+    return HeadAtlas.load(path)

@@ -45,8 +45,8 @@ def opened_live(browser, model, tmp_path):
     """
     seen, made = [], []
 
-    def call(text=TEXT, *, width=1280, theme="light", heads=("L5H0",), answer="foo"):
-        view = il.live(model, il.Prompt.parse(text, answer=answer), heads=heads)
+    def call(text=TEXT, *, width=1280, theme="light", heads=("L5H0",), answer="foo", atlas=None):
+        view = il.live(model, il.Prompt.parse(text, answer=answer), heads=heads, atlas=atlas)
         context = opened(browser, viewport={"width": width, "height": 1000}, offline=True)
         made.append((view, context))
         page = context.new_page()
@@ -69,6 +69,39 @@ def opened_live(browser, model, tmp_path):
         view.close()
         context.close()
     assert seen == []
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (400, "dark")])
+def test_the_map_shows_a_score_of_the_atlas_until_another_is_chosen(
+    model, opened_live, width, theme
+):
+    """With its definition, unit and outlined heads; it stays while heads are clicked."""
+    atlas = il.head_atlas(model, il.load_task("sentiment-number", n=12), n_edited=12)
+    live = opened_live(atlas=atlas, width=width, theme=theme)
+    page, chosen = live.page, atlas["label_difference"]
+    score_list = page.get_by_label("Score of the atlas")
+    assert score_list.locator("option").count() == 1 + len(atlas.scores)
+    score_list.select_option("label_difference")
+    named = set(map(str, chosen.named(atlas.rate)))
+    assert named
+    page.locator("[data-head=L1H1]").click()
+    live.settle()
+    assert live.view.state.heads == ("L5H0", "L1H1")
+    for head in ("L4H0", "L0H0"):
+        label = page.locator(f"[data-head={head}]").get_attribute("aria-label")
+        value = chosen.format(float(chosen.mean[il.Head(head)]))
+        ending = f", named {chosen.kind}" if head in named else ""
+        assert label == f"{head}, {chosen.title} {value} {chosen.unit}{ending}"
+    outlined = page.locator("[data-head].top")
+    assert {cell.get_attribute("data-head") for cell in outlined.all()} == named
+    assert chosen.definition in page.locator("body").inner_text()
+    assert "From the atlas, not from this prompt." in page.locator("body").inner_text()
+    page.get_by_role("button", name="increase", exact=True).click()
+    live.settle()
+    label = page.locator("[data-head=L4H0]").get_attribute("aria-label")
+    assert "increase" in label
+    assert chosen.title not in label
+    assert score_list.input_value() == ""
 
 
 def numbers(text):

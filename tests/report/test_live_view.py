@@ -4,6 +4,7 @@ its text.
 
 import html as html_text
 import json
+import math
 import re
 import threading
 import time
@@ -22,6 +23,7 @@ from icl_lens.report.live_view.code import python_code
 from icl_lens.report.live_view.panels import N_RANDOM, Scene, compute, controls
 from icl_lens.report.live_view.state import CHANGES
 from icl_lens.report.live_view.static import static_html
+from icl_lens.report.live_view.view import scores_of_atlas
 from icl_lens.report.live_view.worker import Cancelled, Worker, cancellable
 
 pytest.importorskip("anywidget", reason="anywidget is missing: there is no live view")
@@ -53,6 +55,42 @@ def view(model):
     view = il.live(model, il.Prompt.parse(TEXT, answer="foo"), heads=HEADS)
     yield view
     view.close()
+
+
+@pytest.fixture(scope="module")
+def atlas(model):
+    """An atlas in which L1H2 has a name, and with a score of a single head."""
+    atlas = il.head_atlas(model, text=[TEXT, TEXT], n_sequences=3)
+    atlas = atlas.with_scores({"listed": [(0, 1, 0.5)]})
+    p_value = torch.ones(atlas.shape, dtype=torch.float64)
+    p_value[1, 2] = 1e-6
+    induction = replace(atlas["induction"], kind="induction", p_value=p_value, elsewhere=None)
+    return replace(atlas, scores=atlas.scores | {"induction": induction})
+
+
+def test_the_map_offers_the_scores_and_kinds_of_an_atlas(model, atlas):
+    view = il.live(model, TEXT, atlas=atlas)
+    view.close()
+    offered = {score["name"]: score for score in view._about["atlas"]}
+    assert list(offered) == list(atlas.scores)
+    for name, score in offered.items():
+        means = atlas[name].mean.flatten()
+        numbers = [math.nan if value is None else value for value in score["values"]]
+        assert numbers == pytest.approx(means.tolist(), nan_ok=True)
+        assert score["texts"] == [atlas[name].format(float(value)) for value in means]
+        assert score["outlined"][0] == str(atlas[name].top(1)[0]) or name == "induction"
+    assert offered["induction"]["kind"] == "induction"
+    assert offered["induction"]["outlined"] == ["L1H2"]
+    assert offered["copying"]["outlined"] == list(map(str, atlas["copying"].top(4)))
+    assert offered["listed"]["values"].count(None) == len(means) - 1  # the others have no number
+    json.dumps(view._about, allow_nan=False)
+
+
+def test_an_atlas_of_another_model_is_refused(model, atlas):
+    with pytest.raises(il.InputError, match="atlas must be of the model of the view"):
+        il.live(model, TEXT, atlas=replace(atlas, model="another"))
+    with pytest.raises(il.InputError, match="atlas must be the result of"):
+        scores_of_atlas(ModelView.of(model), {"induction": 1})
 
 
 @pytest.fixture(scope="module")

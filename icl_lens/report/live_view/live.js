@@ -159,7 +159,12 @@ export default {
     // ---- The heads ----
     const tabs = h("div", { class: "tabs", role: "group", "aria-label": "Score of all heads" },
       ...Object.entries(MAPS).map(([by, name]) => h("button", { type: "button", "data-by": by, title: MEANING[by],
-        onclick: () => pick({ by }) }, name)));
+        onclick: () => { ofAtlas = null; pick({ by }); draw(); } }, name)));
+    let ofAtlas = null; // the score of the atlas that the map shows
+    const atlas = h("select", { "aria-label": "Score of the atlas", hidden: !about.atlas.length,
+      onchange: () => { ofAtlas = about.atlas.find((score) => score.name === atlas.value) || null; draw(); } },
+      h("option", { value: "" }, "from the atlas…"), ...about.atlas.map((score) => h("option", { value: score.name }, score.title)));
+    tabs.append(atlas);
     const cells = h("div", { class: "cells", role: "group", "aria-label": "Heads by layer",
       style: { "--layers": about.layers, "--heads": about.heads } });
     const readout = h("p", { class: "readout", "aria-live": "polite" });
@@ -319,15 +324,21 @@ export default {
 
     function drawHeads() {
       const { by, heads } = state();
-      for (const button of tabs.children) button.setAttribute("aria-pressed", String(button.dataset.by === by));
+      for (const button of tabs.querySelectorAll("button")) button.setAttribute("aria-pressed", String(!ofAtlas && button.dataset.by === by));
+      atlas.value = ofAtlas ? ofAtlas.name : "";
       for (const button of how.children) button.setAttribute("aria-pressed", String(button.dataset.change === state().change));
       const found = panel(by === "contrast" || by === "increase" ? "heads" : by);
-      const values = found && found[by] ? found[by].flat() : null;
-      const top = new Set(values ? found[`${by}_located`] : []);
-      const reach = values ? Math.max(...values.map(Math.abs), 1e-9) : 1;
+      const values = ofAtlas ? ofAtlas.values : found && found[by] ? found[by].flat() : null;
+      const top = new Set(ofAtlas ? ofAtlas.outlined : values ? found[`${by}_located`] : []);
+      const reach = values ? Math.max(...values.map((value) => Math.abs(value ?? 0)), 1e-9) : 1;
+      const title = ofAtlas ? ofAtlas.title : MAPS[by];
+      const written = (index) => (ofAtlas ? `${ofAtlas.texts[index]} ${ofAtlas.unit}`.trim() : `${signed(values[index], 3)} nats`);
+      const outlined = ofAtlas && ofAtlas.kind ? `named ${ofAtlas.kind}` : `one of the ${top.size} highest`;
       const missing = found && found.left_out ? found.left_out
         : by === "contrast" && panel("heads") && !found[by] ? "There is no other label to compare the answer with." : "";
-      meaning.textContent = missing || MEANING[by] + (by === "exchange" && values ? ` Other query: ${found.other_query}.` : "") +
+      meaning.textContent = ofAtlas ? `${ofAtlas.meaning} From the atlas, not from this prompt. ` +
+        `Blue is above zero, full color ${Number(reach.toPrecision(3))}${ofAtlas.unit ? ` ${ofAtlas.unit}` : ""}; outlined: ` +
+        (ofAtlas.kind ? `the ${top.size} that the atlas names “${ofAtlas.kind}”.` : `the ${top.size} highest.`) : missing || MEANING[by] + (by === "exchange" && values ? ` Other query: ${found.other_query}.` : "") +
         (values ? ` Blue is above zero, full color ${reach.toFixed(2)} nats; outlined: the ${top.size} highest.` : "");
       buttons.forEach((button, index) => {
         const value = values ? values[index] : null;
@@ -336,7 +347,7 @@ export default {
         button.classList.toggle("top", top.has(name(index)));
         button.setAttribute("aria-pressed", String(heads.includes(name(index))));
         button.setAttribute("aria-label",
-          name(index) + (value === null ? "" : `, ${MAPS[by]} ${signed(value, 3)} nats`) + (top.has(name(index)) ? `, one of the ${top.size} highest` : ""));
+          name(index) + (value === null ? "" : `, ${title} ${written(index)}`) + (top.has(name(index)) ? `, ${outlined}` : ""));
       });
       if (pointed !== null) tell(pointed);
     }

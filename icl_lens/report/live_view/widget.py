@@ -12,7 +12,7 @@
 import json
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +73,14 @@ class LiveView(anywidget.AnyWidget):
     _pins = traitlets.List().tag(sync=True)
 
     def __init__(
-        self, model: Any, state: LiveState, template: Template, prepend_bos: bool | None
+        self,
+        model: Any,
+        state: LiveState,
+        template: Template,
+        prepend_bos: bool | None,
+        atlas_scores: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Show a state; see `il.live`."""
+        """Show a state, and the scores of an atlas (`view.scores_of_atlas`); see `il.live`."""
         view = ModelView.of(model)
         self._model, self._template, self._prepend_bos = model, template, prepend_bos
         self._scenes: OrderedDict[Any, Scene] = OrderedDict()
@@ -86,6 +91,7 @@ class LiveView(anywidget.AnyWidget):
             "layers": view.n_layers,
             "heads": view.n_heads,
             "id": self._display_id,
+            "atlas": list(atlas_scores),
         }
         self.add_traits(**{f"_{name}": traitlets.Dict().tag(sync=True) for name in PANELS})
         super().__init__(
