@@ -92,6 +92,11 @@ def test_the_map_shows_a_score_of_the_atlas_until_another_is_chosen(
         value = chosen.format(float(chosen.mean[il.Head(head)]))
         ending = f", named {chosen.kind}" if head in named else ""
         assert label == f"{head}, {chosen.title} {value} {chosen.unit}{ending}"
+        strength = page.locator(f"[data-head={head}]").evaluate(
+            "cell => parseFloat(cell.style.getPropertyValue('--v'))"
+        )
+        share = float(chosen.mean[il.Head(head)].abs() / chosen.mean.abs().max())
+        assert strength == pytest.approx(100 * share, abs=0.01)
     outlined = page.locator("[data-head].top")
     assert {cell.get_attribute("data-head") for cell in outlined.all()} == named
     assert chosen.definition in page.locator("body").inner_text()
