@@ -151,11 +151,11 @@ def test_a_model_that_hides_its_rotation_is_explained_without_it(
     monkeypatch.setattr(attention_scores, "rotation_table", hidden)
     explanation = il.explain(model, il.Prompt.parse(PROMPT, answer="foo"), k=2)
     assert explanation.heads[0].similarity == ()
-    assert [left_out.section for left_out in explanation.left_out] == [
+    assert {left_out.section for left_out in explanation.left_out} == {
         "effects of demonstrations",
         "attention scores without positions",
         "why heads attend where they do",
-    ]
+    }
     assert "<h4>Attention scores without positions" not in explanation.to_html()
     with pytest.raises(il.InputError, match="does not expose its rotary angles"):
         il.label_similarity(model, il.tokenize(model, [il.Prompt.parse(PROMPT)]), ["L0H0"])
