@@ -42,6 +42,7 @@ FLIPS_AT_ONCE = 5_000
 MAD_TO_DEVIATION = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 MIN_QUERIES = 8
+"""With fewer, heads are not tested; `queries_needed` says how many a single head needs."""
 
 TURNED_KINDS = {
     "previous_token": "previous token",
@@ -126,7 +127,7 @@ def average_head_p_values(
     scores: Float[np.ndarray, "prompt layer head"], queries: Sequence[str], seed: int
 ) -> Float[Tensor, "layer head"] | None:
     """Return the p-values of a one-sided sign-flip test that each head's score is not larger than
-    the mean size of all heads' scores; None for fewer queries than `queries_needed`.
+    the mean size of all heads' scores; None for fewer than `MIN_QUERIES` queries.
 
     Prompts with the same query are flipped together. Prompts without the score do not count.
     """
@@ -134,7 +135,7 @@ def average_head_p_values(
     has_score = np.asarray(~np.isnan(scores).all(1))
     names = [query for query, counts in zip(queries, has_score, strict=True) if counts]
     distinct, index = np.unique(names, return_inverse=True)
-    if len(distinct) < queries_needed(scores.shape[1]):
+    if len(distinct) < MIN_QUERIES:
         return None
     excess = scores[has_score] - np.abs(scores[has_score]).mean(1, keepdims=True)
     sums = np.zeros((len(distinct), excess.shape[1]))

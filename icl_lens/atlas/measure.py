@@ -20,9 +20,11 @@ from icl_lens.atlas.head_score import AttentionElsewhere, HeadScore
 from icl_lens.atlas.kinds import (
     N_TURNS,
     PROMPT_KINDS,
+    RATE,
     TURNED_KINDS,
     average_head_p_values,
     copying_p_values,
+    discoveries,
     queries_needed,
     turned_p_values,
 )
@@ -258,14 +260,23 @@ class Survey:
             n=n_samples,
         )
         if name in PROMPT_KINDS:
-            p_value = average_head_p_values(values, samples, self.seed)
-            if p_value is None:
-                n_queries = len({samples[row] for row in rows_with_score})
-                n_needed = queries_needed(mean.mean.numel())
-                reason = f"they need {n_needed} prompts with distinct queries, and got {n_queries}"
-                self.untested[PROMPT_KINDS[name]] = reason
-            else:
-                self._name(name, PROMPT_KINDS[name], p_value)
+            n_queries = len({samples[row] for row in rows_with_score})
+            self._name_by_prompts(
+                name, average_head_p_values(values, samples, self.seed), n_queries
+            )
+
+    def _name_by_prompts(
+        self, name: str, p_value: Float[Tensor, "layer head"] | None, n_queries: int
+    ) -> None:
+        """Add the p-values of a score of prompts, or say that they have too few queries."""
+        kind = PROMPT_KINDS[name]
+        if p_value is not None:
+            self._name(name, kind, p_value)
+        n_needed = queries_needed(self.scores[name].mean.numel())
+        names_any = p_value is not None and bool(discoveries(p_value, RATE).any())
+        if n_queries < n_needed and not names_any:
+            reason = f"they need {n_needed} prompts with distinct queries, and got {n_queries}"
+            self.untested[kind] = reason
 
     def _name(self, name: str, kind: str, p_value: Float[Tensor, "layer head"]) -> None:
         """Add the p-values by which a score names heads."""

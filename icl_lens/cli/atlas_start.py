@@ -45,7 +45,7 @@ def few_queries_warning(
     what gives more; empty if they have enough.
     """
     from icl_lens.atlas.definitions import EDITING_SCORES
-    from icl_lens.atlas.kinds import PROMPT_KINDS, queries_needed
+    from icl_lens.atlas.kinds import MIN_QUERIES, PROMPT_KINDS, queries_needed
     from icl_lens.result.number_format import joined
 
     n_needed = queries_needed(n_heads)
@@ -62,8 +62,9 @@ def few_queries_warning(
         which = f"the first {min(n_edited, len(prompts))} prompts, on which heads are edited,"
         untested = [kind for name, kind in PROMPT_KINDS.items() if name in EDITING_SCORES]
         more = f"--edited {prompts_with_enough_queries(queries, n_heads)} has enough"
+    lack = "no head will" if n_queries < MIN_QUERIES else "a single head cannot"
     return (
-        f"no head will be named by these kinds: {joined(untested)}. They need {n_needed} prompts "
+        f"{lack} be named by these kinds: {joined(untested)}. They need {n_needed} prompts "
         f"with different queries, and {which} have {n_queries}; {more}."
     )
 

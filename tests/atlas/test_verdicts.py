@@ -9,7 +9,7 @@ import sweep
 import torch
 
 import icl_lens as il
-from icl_lens.atlas import measure, turned_heads
+from icl_lens.atlas import kinds, measure, turned_heads
 from icl_lens.atlas.definitions import DEFINITIONS
 from icl_lens.atlas.head_atlas import HeadAtlas
 from icl_lens.atlas.head_score import HeadScore
@@ -219,6 +219,23 @@ def test_a_kind_without_enough_queries_says_how_many_there_were(gpt2):
     assert survey.untested == {"needed": "they need 8 prompts with distinct queries, and got 7"}
     survey.add("exchange", values, list("abcdefghi"))
     assert list(survey.untested) == ["needed"]
+
+
+@pytest.mark.parametrize("n_outstanding", [0, 1, 6])
+def test_few_queries_name_several_heads_that_stand_out_at_once_but_no_single_one(
+    gpt2, monkeypatch, n_outstanding
+):
+    """The smallest p-value of eight queries is 1/256: at a rate of 0.01, five of 12 heads at once."""
+    for module in (kinds, measure):
+        monkeypatch.setattr(module, "RATE", 0.01)
+    survey = Survey(ModelView.of(gpt2), 4, 0)
+    values = 0.1 * np.random.default_rng(0).normal(size=(8, 12))
+    values[:, :n_outstanding] += 3
+    survey.add("effect", values.reshape(8, 3, 4), list("abcdefgh"))
+    n_named = len(survey.scores["effect"].named(0.01))
+    assert n_named == (6 if n_outstanding == 6 else 0)
+    reason = "they need 11 prompts with distinct queries, and got 8"
+    assert survey.untested == ({} if n_named else {"needed": reason})
 
 
 def test_errors_of_folders_texts_and_numbers_are_raised(gpt2, tmp_path, no_type_checks):
