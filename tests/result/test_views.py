@@ -105,9 +105,9 @@ def test_a_narrow_terminal_leaves_out_details_and_says_so(width, has_details):
 @pytest.mark.parametrize(
     ("width", "heading"),
     [
-        (40, ["head   log-odds lost, nats"]),
-        (24, ["log-odds", "head   lost, nats"]),
-        (18, ["log-odds", "lost,", "head       nats"]),
+        (40, ["head log-odds lost, nats"]),
+        (24, ["log-odds", "head lost, nats"]),
+        (18, ["log-odds", "lost,", "head nats"]),
     ],
 )
 def test_names_of_columns_take_as_few_lines_as_fit(width, heading):
@@ -115,7 +115,7 @@ def test_names_of_columns_take_as_few_lines_as_fit(width, heading):
     section = Section(columns=columns, rows=(("L0H1", 1.5),))
     lines = terminal_lines(ViewInTerminal(View("T", sections=(section,))), width)
     rule = next(number for number, line in enumerate(lines) if "─" in line)
-    assert [line.strip() for line in lines[:rule] if line.strip()][1:] == heading
+    assert [" ".join(line.split()) for line in lines[:rule] if line.strip()][1:] == heading
 
 
 def test_a_heading_may_be_wider_than_its_table(capsys):
