@@ -21,7 +21,6 @@ from icl_lens.cli.options import (
 from icl_lens.errors import InputError
 
 if TYPE_CHECKING:
-    from icl_lens.atlas.head_atlas import HeadAtlas
     from icl_lens.report.live_view.widget import LiveView
 
 
@@ -75,6 +74,7 @@ def live(
     view of its own.
     """
     from icl_lens import live as live_view
+    from icl_lens.atlas.head_atlas import HeadAtlas
     from icl_lens.models.view import ModelView
     from icl_lens.prompts.prompt import Prompt
     from icl_lens.report.live_view.browser import Address, check_installed, serve
@@ -87,7 +87,7 @@ def live(
         first_prompt = parse_prompt(prompt, answer)
     if not first_prompt.demonstrations:
         raise InputError("the prompt must have demonstrations, such as 'happy : bar nine :'")
-    head_atlas = None if atlas is None else load_atlas(atlas)
+    head_atlas = None if atlas is None else HeadAtlas.load(atlas)
     loaded = model.load()
     if head_atlas is not None:
         scores_of_atlas(ModelView.of(loaded), head_atlas)  # is of this model
@@ -108,10 +108,3 @@ def live(
     # Kernels of marimo whose tab was open at Ctrl-C never end, and Python would wait for them.
     sys.stdout.flush()
     os._exit(0)
-
-
-def load_atlas(path: Path) -> "HeadAtlas":
-    """Return the atlas in a file; raise InputError if the file has none."""
-    from icl_lens.atlas.head_atlas import HeadAtlas
-
-    return HeadAtlas.load(path)

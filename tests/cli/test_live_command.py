@@ -8,6 +8,38 @@ import pytest
 import icl_lens as il
 from icl_lens.report.live_view import browser
 
+PROMPT = "love : bar like : bar eight : foo two : foo one :"
+
+
+@pytest.fixture
+def atlas_file(icl_mini, tmp_path):
+    """The file of an atlas of icl-mini."""
+    il.head_atlas(icl_mini, n_sequences=2).save(tmp_path / "atlas.json")
+    return tmp_path / "atlas.json"
+
+
+def test_each_view_of_the_page_has_the_scores_of_the_atlas(run, atlas_file, monkeypatch):
+    pytest.importorskip("marimo", reason="marimo is missing: no page is served")
+    offered = []
+
+    def serve_nothing(new_view, **_):
+        view = new_view()
+        view.close()
+        offered.extend(score["name"] for score in view._about["atlas"])
+
+    monkeypatch.setattr(browser, "serve", serve_nothing)
+    monkeypatch.setattr("os._exit", lambda code: None)
+    code, _, err = run("live", PROMPT, "--atlas", atlas_file)
+    assert code == 0, err
+    assert offered == list(il.results.HeadAtlas.load(atlas_file).scores)
+
+
+def test_an_atlas_of_another_model_is_refused_before_a_page_is_served(run, atlas_file, tiny):
+    pytest.importorskip("marimo", reason="marimo is missing: no page is served")
+    code, out, err = run("live", PROMPT, "--atlas", atlas_file, "--model", tiny)
+    assert (code, out) == (2, "")
+    assert "atlas must be of the model of the view" in err
+
 
 def test_a_view_is_made_only_while_a_page_is_served():
     with pytest.raises(il.InputError, match="run icl-lens live"):
