@@ -1,7 +1,7 @@
 """Answer one question with several measures: what commands compute, and what they return.
 
-1. `explain` describes a model on one prompt (its sections are computed in `explain_sections` and
-   `explain_heads`) and returns an `explanation`, made of typed `sections`; `comparison` compares
+1. `explain` describes a model on one prompt: `compute_reports` and `compute_head_reports` compute
+   what `explanation_reports` hold, and an `explanation` holds all of these; `comparison` compares
    two of them.
 2. `model_comparison` compares two models over many prompts.
 3. `task_behavior`, and `pair_behavior` for pairs, say what a model does on a task (a `check`).

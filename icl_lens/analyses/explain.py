@@ -8,11 +8,11 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.analyses import explain_sections
-from icl_lens.analyses.explain_heads import WriterReadings, head_reports
-from icl_lens.analyses.explain_sections import ScoredPrompt
+from icl_lens.analyses import compute_reports
+from icl_lens.analyses.compute_head_reports import WriterReadings, head_reports
+from icl_lens.analyses.compute_reports import ScoredPrompt
 from icl_lens.analyses.explanation import Explanation
-from icl_lens.analyses.sections import Settings
+from icl_lens.analyses.explanation_reports import Settings
 from icl_lens.errors import InputError, check_choice, check_integers, short_repr
 from icl_lens.head_scores import SCORES, Score, choose_score
 from icl_lens.measures.effects import head_effects
@@ -158,30 +158,30 @@ def _explained(
     located = [Head.from_index(index, acts.view.n_heads) for index in order]
     if why is not None and why not in located:
         located.append(why)
-    attempts = explain_sections.Attempts()
+    attempts = compute_reports.Attempts()
     readings = WriterReadings.of(scored, located, attempts)
     acts = replace(acts, writers=None)  # for a long prompt, as large as the cache that follows
     scored = replace(scored, acts=acts)
-    cached = explain_sections.row_cache(scored)
-    single, ablation = explain_sections.ablation(scored, located, cached)
+    cached = compute_reports.row_cache(scored)
+    single, ablation = compute_reports.ablation(scored, located, cached)
     report(2)
-    added = explain_sections.demonstrations(scored, attempts, cached)
+    added = compute_reports.demonstrations(scored, attempts, cached)
     del cached
     report(3)
     heads = tuple(head_reports(scored, located, head_scores, single, readings, attempts))
     report(4)
-    model_input = explain_sections.inputs(scored)
+    model_input = compute_reports.inputs(scored)
     explanation = Explanation(
         model=acts.view.name,
         input=model_input,
-        scores=explain_sections.score_report(scored, model_input),
-        layers=explain_sections.layers(scored),
-        all_heads=explain_sections.all_heads(scored, head_scores, other_query),
+        scores=compute_reports.score_report(scored, model_input),
+        layers=compute_reports.layers(scored),
+        all_heads=compute_reports.all_heads(scored, head_scores, other_query),
         heads=heads,
-        subheads=explain_sections.subheads(scored),
+        subheads=compute_reports.subheads(scored),
         ablation=ablation,
         demonstrations=added,
-        settings=explain_sections.settings(scored),
+        settings=compute_reports.settings(scored),
         edits=active_edits(acts.view),
         left_out=attempts.left_out,
     )
@@ -205,7 +205,7 @@ def _head_scores(
         head_scores["effect"] = (effects.log_odds if scored.others else effects.log_prob)[0]
     other_query = ""
     if by == "exchange":
-        head_scores["exchange"], other_query = explain_sections.query_exchanges(scored)
+        head_scores["exchange"], other_query = compute_reports.query_exchanges(scored)
     return head_scores, other_query
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from icl_lens.analyses import explanation_tables as tables
-from icl_lens.analyses.explanation_tables import Place, Row, TableName, TopWords
-from icl_lens.analyses.sections import (
+from icl_lens.analyses.explanation_reports import (
     AblationReport,
     AllHeadsReport,
     DemonstrationsReport,
@@ -24,6 +23,7 @@ from icl_lens.analyses.sections import (
     Supports,
     supports,
 )
+from icl_lens.analyses.explanation_tables import Place, Row, TableName, TopWords
 from icl_lens.errors import check_choice
 from icl_lens.head_scores import DirectScore, score_of_parts
 from icl_lens.intervals import Interval, beside_random_sets

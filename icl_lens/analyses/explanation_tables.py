@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from icl_lens.analyses.sections import (
+from icl_lens.analyses.explanation_reports import (
     AblationReport,
     AllHeadsReport,
     Grid,

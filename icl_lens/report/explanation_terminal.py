@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from icl_lens.analyses.explanation import Explanation, is_noise
-from icl_lens.analyses.sections import HeadReport
+from icl_lens.analyses.explanation_reports import HeadReport
 from icl_lens.models.readout import MIN_STANDOUT
 from icl_lens.reading.reasons import SIDES, SMALLEST_NAMED, WRITER_NAMES, AttentionReasons
 from icl_lens.report.palette import AMBER, SKY

@@ -18,8 +18,7 @@ from icl_lens.analyses.two_towers_result import TwoTowers
 from icl_lens.atlas.head_atlas import HeadAtlas
 from icl_lens.measures.circuit import Circuit
 from icl_lens.report import explanation_terminal
-from icl_lens.report.html import atlas_page, view_page
-from icl_lens.report.html import page as explanation_page
+from icl_lens.report.html import atlas_page, explanation_page, view_page
 from icl_lens.report.html.elements import Cell, Table
 from icl_lens.report.html.templating import render_notebook, render_page, render_small_table
 from icl_lens.report.view_terminal import ViewInTerminal

@@ -16,10 +16,10 @@ from rich.console import Console
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.analyses.sections import supports
+from icl_lens.analyses.explanation_reports import supports
 from icl_lens.reading.passes import last_log_probs
 from icl_lens.reading.reasons import writer_in_words, writers_in_words
-from icl_lens.report.html.sections import prompt_pieces
+from icl_lens.report.html.section_contents import prompt_pieces
 from icl_lens.result.number_format import percent, signed
 
 

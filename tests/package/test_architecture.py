@@ -95,7 +95,11 @@ def test_no_module_of_the_project_is_imported_by_name():
         ("icl_lens/errors.py", "import icl_lens.files", "rooms"),
         ("icl_lens/brand_new_room.py", "", "rooms"),
         ("icl_lens/reading/increases.py", "import icl_lens.reading.search", "circles"),
-        ("icl_lens/report/html/elements.py", "import icl_lens.report.html.page", "circles"),
+        (
+            "icl_lens/report/html/elements.py",
+            "import icl_lens.report.html.explanation_page",
+            "circles",
+        ),
         ("experiments/small_models/world.py", "import experiments.benchmark.timing", "experiments"),
         ("icl_lens/metrics.py", "import experiments.common", "library"),
         ("icl_lens/report/plots.py", "import transformer_lens", "transformer-lens"),

@@ -20,7 +20,7 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.reading.passes import last_log_probs
 from icl_lens.report.html.elements import Bar
-from icl_lens.report.html.heads import located_table
+from icl_lens.report.html.head_contents import located_table
 
 NAMES = ["gpt2", "llama_gqa"]
 HEADS = [il.Head(0, 1), il.Head(1, 0), il.Head(1, 3), il.Head(2, 2)]

@@ -14,7 +14,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.models import attention_scores
-from icl_lens.report.html import heads
+from icl_lens.report.html import head_contents
 
 SCORES = torch.tensor([[2.0, -1.0, 0.0], [0.5, 1.0, -2.0]])
 QUERIES, KEYS = ["love", "a$b$"], ["foo", "<i>bar", "one"]
@@ -202,4 +202,4 @@ def test_long_texts_and_many_demonstrations_stay_short_on_the_page(gpt2: Any) ->
         "Attention scores without positions"
         not in il.explain(gpt2, il.Prompt.parse("two : foo one :", answer="foo"), k=1).to_html()
     )
-    assert heads.cut("愛" * 40) == "愛" * 22 + " …"
+    assert head_contents.cut("愛" * 40) == "愛" * 22 + " …"

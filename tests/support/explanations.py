@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 
 from icl_lens.analyses.explanation import Explanation
-from icl_lens.analyses.sections import (
+from icl_lens.analyses.explanation_reports import (
     AblationReport,
     AllHeadsReport,
     HeadReport,

@@ -11,11 +11,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.analyses.explanation import Explanation
-from icl_lens.analyses.sections import HeadReport
+from icl_lens.analyses.explanation_reports import HeadReport
 from icl_lens.errors import InputError, short_repr
 from icl_lens.models.head import AnyHead, Head, as_head
 from icl_lens.reading.activations import Activations
-from icl_lens.report.html import heads as head_parts
+from icl_lens.report.html import head_contents
 from icl_lens.report.html.elements import Chip, Grid, HeadMap, Strip, for_circuitsvis, largest
 from icl_lens.report.html.templating import render_notebook, render_page, render_text
 from icl_lens.report.palette import BLUE, ORANGE
@@ -95,7 +95,7 @@ def attention_to_labels(
         rows = {str(head): pattern[head.layer, head.head].tolist() for head in heads}
     blocks: list[tuple[str, Any]] = [("legend", labels)] if labels else []
     for name, weights in rows.items():
-        strip = head_parts.attention_strip(tokens, weights, marks, name)
+        strip = head_contents.attention_strip(tokens, weights, marks, name)
         blocks += [("name", name), ("label_attention", strip)]
     return Element("Attention to labels" if labels else "Attention from the last token", blocks)
 
@@ -221,7 +221,7 @@ def words_by_position(explanation: Explanation, heads: Sequence[AnyHead] | None 
     for report in reports:
         blocks += [
             ("name", str(report.head)),
-            ("words_table", head_parts.words_table(explanation, report)),
+            ("words_table", head_contents.words_table(explanation, report)),
         ]
     return Element("Words by position", blocks)
 
@@ -243,7 +243,7 @@ def head_heatmap(
                 f"got {short_repr(label)}; remove it"
             )
         title = f"{source.settings.by.capitalize()} by layer and head"
-        return Element(title, [("explorer", head_parts.explorer(source))])
+        return Element(title, [("explorer", head_contents.explorer(source))])
     if source.ndim != 2:
         raise InputError(
             f"source must have shape [layer head], got {list(source.shape)}; "

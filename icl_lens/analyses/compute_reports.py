@@ -1,4 +1,4 @@
-"""Compute the sections of an explanation: one function per section, for one captured prompt."""
+"""Compute the reports of an explanation: one function per report, for one captured prompt."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.analyses.sections import (
+from icl_lens.analyses.explanation_reports import (
     AblationReport,
     AllHeadsReport,
     DemonstrationsReport,

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.analyses.explain_sections import Attempts, ScoredPrompt
-from icl_lens.analyses.sections import (
+from icl_lens.analyses.compute_reports import Attempts, ScoredPrompt
+from icl_lens.analyses.explanation_reports import (
     HeadReport,
 )
 from icl_lens.head_scores import Score

@@ -1,4 +1,4 @@
-"""The typed sections of an explanation."""
+"""The reports that an explanation holds: typed numbers and words, one class per report."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def supports(increase: float, contrast: float) -> Supports:
     them, neither. Otherwise the contrast's sign decides.
 
     Example:
-        >>> from icl_lens.analyses.sections import supports
+        >>> from icl_lens.analyses.explanation_reports import supports
         >>> supports(1.0, 0.75), supports(0.5, -2.25), supports(1.0, 0.25), supports(8.0, 3.5)
         ('answer', 'others', 'both', 'answer')
     """

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from icl_lens.analyses.explanation import Explanation, is_noise
-from icl_lens.analyses.sections import HeadReport
+from icl_lens.analyses.explanation_reports import HeadReport
 from icl_lens.reading.reasons import SIDES, WRITER_NAMES, AttentionReasons, Side
 from icl_lens.report.html.elements import (
     Bar,
@@ -25,7 +25,7 @@ from icl_lens.report.html.elements import (
     Words,
     largest,
 )
-from icl_lens.report.html.sections import contrast_name, join_runs, unit_name
+from icl_lens.report.html.section_contents import contrast_name, join_runs, unit_name
 from icl_lens.report.html.templating import label_color, visible
 from icl_lens.result.number_format import percent, signed
 
