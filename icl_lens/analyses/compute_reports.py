@@ -24,7 +24,7 @@ from icl_lens.analyses.explanation_reports import (
     SubheadsReport,
 )
 from icl_lens.edits.ablate import Ablate
-from icl_lens.edits.prefix_cache import PrefixCache, PrefixCacheUnsupported
+from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache, PrefixCacheUnsupported
 from icl_lens.edits.score import score_sets
 from icl_lens.errors import InputError, check_at_least, short_repr
 from icl_lens.head_scores import SCORES, Score, score_of_parts

@@ -24,7 +24,7 @@ from icl_lens.analyses.trace_estimates import estimated_losses
 from icl_lens.analyses.trace_result import Trace
 from icl_lens.edits.ablate import Reference
 from icl_lens.edits.edit import Edit, Stage
-from icl_lens.edits.reference import described, reference_batches
+from icl_lens.edits.reference_prompts import described, reference_batches
 from icl_lens.edits.score import score_sets
 from icl_lens.edits.site_hooks import check_site, site_width
 from icl_lens.edits.site_positions import ROLE_NAMES, SitePositions, aligned_places, first_changes

@@ -31,7 +31,7 @@ from icl_lens.atlas.kinds import (
 from icl_lens.atlas.task_scores import ReadScores, has_labels, with_shuffled_labels
 from icl_lens.atlas.turned_heads import N_TURNED_SEQUENCES, turned_attention
 from icl_lens.edits.ablate import Ablate
-from icl_lens.edits.reference import mean_z
+from icl_lens.edits.reference_prompts import mean_z
 from icl_lens.errors import InputError, check_at_least, check_integers
 from icl_lens.intervals import MIN_RANDOM_SETS
 from icl_lens.measures.effects import AnswerTokens, log_odds_lost

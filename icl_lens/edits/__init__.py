@@ -2,25 +2,24 @@
 
 An edit says which heads or sites it changes, at which position, and what is written there:
 
-1. `pattern` recomputes attention from queries and keys; `kv_cache` computes that of single tokens
-   after a prompt.
-2. `edit` has the base class `Edit`, which knows nothing of passes, and what its methods get.
-3. The edits: `ablate` (with `reference`, which runs the prompts of a mean); `attention_edits`
-   change weights or scores; `add_vector` writes into the residual stream; `sites` ablates and
-   patches the stream and what layers add to it, through `site_hooks`, at `site_positions`; `patch`
-   writes activations of other prompts; `edges` rebuilds heads without what earlier components wrote
-   (with `reader`); `interchange` exchanges queries, keys or values at the last position for those
-   of donors.
+1. `edit` has the base class `Edit`, which knows nothing of passes, and what its methods get.
+2. Edits of heads: `ablate` replaces z; `attention_edits` change weights or scores; `patch` writes
+   activations of other prompts. `reference_prompts` runs the prompts of a mean.
+3. Edits of the residual stream: `add_vector` writes a vector into it; `sites` ablates and patches
+   it and what layers add to it, through `site_hooks`, at `site_positions`.
+4. `edges` removes what earlier components wrote from what heads (`head_reader`) and FFNs
+   (`ffn_reader`) read.
+5. `interchange` exchanges queries, keys or values at the last position for those of donor prompts,
+   which `interchange_donors` runs.
 
 How they run:
 
-4. `edit_checks` tests, once per model, that edits of each head reach the logits and that each
-   layer's attention can be recomputed.
-5. `score` plans: sets of edits run in rows of one token (`last_token_rows`, in passes of
-   `last_token_pass` over a `prefix_cache`), from a layer and a token on (`restart`, in the
-   `restart_passes`), or in whole passes, where `editor` holds all active edits and applies them in
-   a fixed order. Edits of attention reach the model through `hook_z`, because some families ignore
-   edits of the pattern. `prompt_cache` makes the caches that passes over later tokens continue.
-6. `donor_passes` records what heads have on donor prompts; `gradients` computes gradients with
-   respect to heads' z and to sites.
+6. `score` chooses for each set of edits one of three ways: rows of one token after a cached prompt
+   (`one_token_rows`), from a layer and a token on (`restarts`), or passes over whole prompts
+   (`whole_passes`, which also runs blocks). `read` says what is read of each pass.
+7. All three share `pattern`, which recomputes attention from queries and keys, because some
+   families ignore edits of the pattern: edits of attention reach the model through `hook_z`.
+   `edit_checks` tests once per model that edits reach the logits. `hugging_face_cache` makes the
+   caches that passes over later tokens continue.
+8. `gradients` computes gradients with respect to heads' z and to sites.
 """

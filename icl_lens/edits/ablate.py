@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.edits.edit import Edit, Places, Positions, Stage
-from icl_lens.edits.reference import (
+from icl_lens.edits.reference_prompts import (
     drawn_prompts,
     last_z,
     mean_z,

@@ -7,7 +7,7 @@
    labels. These are a head's queries. Its keys and values are at the tokens that an edge's `role`
    names, among those up to each query. An FFN reads at the tokens at which it acts.
 3. A head's queries, keys or values are rebuilt without some writers, and its z is computed from
-   them, see `reader`. An FFN runs on its input without some writers, see `ffn_reader`.
+   them, see `head_reader`. An FFN runs on its input without some writers, see `ffn_reader`.
 4. This output replaces the reader's own at the tokens of `reader_at`; elsewhere, the reader keeps
    its own.
 5. All later components run as usual, at all positions from there on: only the last position changes
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from icl_lens.edits.edit import PARTS, Edit, Part, Places, Stage
 from icl_lens.edits.ffn_reader import FFNReader
-from icl_lens.edits.reader import Means, Reader
+from icl_lens.edits.head_reader import Means, Reader
 from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.head import (

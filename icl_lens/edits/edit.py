@@ -270,7 +270,7 @@ class Edit:
 
     write_rows: ClassVar[Callable[..., None] | None] = None
     """If defined, writes z of all rows of one token that the type edits at once, instead of
-    `write_attention`; see `last_token_pass`."""
+    `write_attention`; see `one_token_rows`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,14 +6,14 @@
 2. To remove writer w, the FFN, its norm included, is run on x − u_w. u_w is what w wrote at that
    position. If w is replaced by its mean instead of zero, it is run on x − (u_w − mean u_w).
 
-The axes are those of `reader`: an FFN reads at its places only, so that it has no other positions.
+The axes are those of `head_reader`: an FFN reads at its places only, so that it has no other positions.
 """
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.edits.reader import Means
+from icl_lens.edits.head_reader import Means
 from icl_lens.errors import InputError
 from icl_lens.models.head import FFN
 from icl_lens.models.memory import PIECE_BYTES

@@ -1,9 +1,9 @@
 """Exchange queries, keys and values of heads at the last position for those of donor prompts.
 
-1. `donor_passes` records the queries at the last positions of donors, and the keys and values at
+1. `interchange_donors` records the queries at the last positions of donors, and the keys and values at
    their labels.
 2. Each exchange of a set of heads re-runs one token per prompt from the set's first layer (see
-   `engine`): the set's heads use donors' queries, keys or values, several of them jointly if the
+   `one_token_rows`): the set's heads use donors' queries, keys or values, several of them jointly if the
    exchange says so. All other heads run as usual on what has changed before them.
 
 Queries and keys are exchanged before rotation, label by label, so that donors may differ in length.
@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.edits.edit import Attention, Edit, Part, Stage
-from icl_lens.edits.kv_cache import LayerRows, per_kv_head
+from icl_lens.edits.one_token_rows.layer_attention import LayerRows, per_kv_head
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch

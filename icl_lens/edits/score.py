@@ -3,11 +3,11 @@
 `score` chooses for each set the fastest exact way:
 
 1. One-token rows: if only the last position changes, the prompts run once, and each set re-runs one
-   token per prompt (`rows`).
+   token per prompt (`one_token_rows`).
 2. Restarts: if only z or sites change, each set re-runs the prompts from its first layer and, at
-   sites, from the first token that changes (`restart`).
-3. Whole passes, one per set (`editor`), for everything else, and where a model does not support
-   rows.
+   sites, from the first token that changes (`restarts`).
+3. Whole passes, one per set (`whole_passes`), for everything else, and where a model does not
+   support rows.
 
 This module alone decides which, and alone falls back from the first to the others.
 """
@@ -31,11 +31,12 @@ from icl_lens.edits.edit import (
     Stage,
 )
 from icl_lens.edits.edit_checks import CLEAN_TOLERANCE, checked_heads
-from icl_lens.edits.editor import editing
-from icl_lens.edits.last_token_rows import score_rows
+from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache
+from icl_lens.edits.one_token_rows.score_rows import score_rows
 from icl_lens.edits.patch import Align, HeadActivation, Patch
-from icl_lens.edits.prefix_cache import PrefixCache
-from icl_lens.edits.restart import Read, ReadAmong, score_restarted
+from icl_lens.edits.read import Read, checked_read, read_labels
+from icl_lens.edits.restarts import score_restarted
+from icl_lens.edits.whole_passes import editing
 from icl_lens.errors import InputError, check_at_least, short_repr
 from icl_lens.models.active_edits import DESCRIBE, edits_of_rows, rows_per_pass
 from icl_lens.models.head import AnyHead
@@ -205,15 +206,9 @@ def score(
         warn_of_answer_spacing(
             model.tokenizer, batch, lambda ids: log_probs.gather(1, ids[:, None])[:, 0]
         )
-        return _checked(read)(log_probs, torch.arange(len(batch)))
+        return checked_read(read)(log_probs, torch.arange(len(batch)))
     with progress_switch(progress):
         return score_sets(ModelView.of(model), batch, sets, read)[0]
-
-
-def read_labels(batch: PromptBatch) -> Read:
-    """Return a function that selects the labels' log-probabilities from those of the vocabulary."""
-    tokens = batch.label_tokens
-    return lambda log_probs, prompt: log_probs[:, tokens.to(log_probs.device)]
 
 
 def score_sets(
@@ -231,7 +226,7 @@ def score_sets(
     the tokens of `read` if it is a `ReadAmong`.
     """
     check_at_least(1, pass_tokens=pass_tokens)
-    checked, read = check_sets(sets), _checked(read)
+    checked, read = check_sets(sets), checked_read(read)
     placed = place(view, checked, batch)
     with steps("scoring", len(batch) * len(checked)) as advance:
         return _score_placed(view, batch, checked, placed, read, pass_tokens, cached, advance)
@@ -382,23 +377,6 @@ def _check_heads(view: ModelView, edits: Sequence[Edit]) -> None:
     for edit in edits:
         heads += edit.heads
     checked_heads(view, heads, attention=attention)
-
-
-def _checked(read: Read) -> Read:
-    """Return `read` that raises InputError unless it returns a tensor with one entry per row."""
-    if isinstance(read, ReadAmong):
-        return read
-
-    def checked(log_probs: Tensor, prompt: Tensor) -> Tensor:
-        by_row = read(log_probs, prompt)
-        if not isinstance(by_row, Tensor) or by_row.ndim < 1 or len(by_row) != len(log_probs):
-            got = tuple(by_row.shape) if isinstance(by_row, Tensor) else type(by_row).__name__
-            raise InputError(
-                f"read must return a tensor with one entry per row, {len(log_probs)}, got {got}"
-            )
-        return by_row
-
-    return checked
 
 
 BEYOND_THE_LAST = (

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from icl_lens.edits.ablate import Mode, Reference
 from icl_lens.edits.edit import Edit, Places, Stage
-from icl_lens.edits.reference import (
+from icl_lens.edits.reference_prompts import (
     drawn_prompts,
     finite_means,
     reference_batches,

@@ -10,7 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.edits.edit import Edit
-from icl_lens.edits.score import read_labels, score_sets
+from icl_lens.edits.read import read_labels
+from icl_lens.edits.score import score_sets
 from icl_lens.metrics import accuracy, is_correct, label_log_odds
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch

@@ -32,8 +32,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.edits.edges import RemovalMasks, replaced_by_sets, writer_means
-from icl_lens.edits.reader import Means
-from icl_lens.edits.score import read_labels, score_sets
+from icl_lens.edits.head_reader import Means
+from icl_lens.edits.read import read_labels
+from icl_lens.edits.score import score_sets
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers, short_repr
 from icl_lens.intervals import MIN_RANDOM_SETS, Interval
 from icl_lens.measures.edge_sets import EdgeSets

@@ -1,7 +1,7 @@
 """The two corrections for label biases of the paper's published version.
 
 Both edit only the attention of the last position. After one pass over the prompts, each strength or
-set of heads therefore costs only one more single-token row per prompt (see `engine`).
+set of heads therefore costs only one more single-token row per prompt (see `edits.one_token_rows`).
 """
 
 from collections.abc import Iterable

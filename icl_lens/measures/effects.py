@@ -21,7 +21,7 @@ from torch import Tensor
 from icl_lens.edits.ablate import Ablate, Mode, Reference
 from icl_lens.edits.edit import Positions
 from icl_lens.edits.gradients import prompts_at_once, z_gradients
-from icl_lens.edits.restart import ReadAmong
+from icl_lens.edits.read import ReadAmong
 from icl_lens.edits.score import score_sets
 from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.models.active_edits import active_edits, edits_suffix

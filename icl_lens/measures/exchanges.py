@@ -16,11 +16,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.edits.donor_passes import Donor, Prefixes, record
 from icl_lens.edits.edit import PARTS, Part
 from icl_lens.edits.interchange import DonorRecording, Interchange
-from icl_lens.edits.prefix_cache import max_prompts
-from icl_lens.edits.restart import ReadAmong
+from icl_lens.edits.interchange_donors import Donor, Prefixes, record
+from icl_lens.edits.one_token_rows.prefix_cache import max_prompts
+from icl_lens.edits.read import ReadAmong
 from icl_lens.edits.score import score_sets
 from icl_lens.errors import InputError
 from icl_lens.metrics import label_log_odds, most_probable

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.edit import group_by_layer
-from icl_lens.edits.reference import mean_z, reference_batches
+from icl_lens.edits.reference_prompts import mean_z, reference_batches
 from icl_lens.edits.score import score_sets
 from icl_lens.measures.effects import AnswerTokens
 from icl_lens.models.head import AnyHead

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from icl_lens.edits.edit import EditAtLayers
-from icl_lens.edits.editor import editing
 from icl_lens.edits.score import Sets, check_sets, place
+from icl_lens.edits.whole_passes import editing
 from icl_lens.errors import InputError, check_integers, short_repr
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.locking import reserves_model

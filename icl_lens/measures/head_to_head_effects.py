@@ -44,7 +44,7 @@ from icl_lens.edits.edges import (
 from icl_lens.edits.edit import PARTS, Part, Stage
 from icl_lens.edits.ffn_reader import FFNReader
 from icl_lens.edits.gradients import site_gradients, z_gradients
-from icl_lens.edits.reader import Means, Reader
+from icl_lens.edits.head_reader import Means, Reader
 from icl_lens.edits.score import score_sets
 from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.measures.effects import AnswerTokens

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from icl_lens.edits.add_vector import AddVector
-from icl_lens.edits.reference import reference_batches
+from icl_lens.edits.reference_prompts import reference_batches
 from icl_lens.edits.score import score
 from icl_lens.errors import InputError, check_integers, short_repr
 from icl_lens.intervals import mean_intervals

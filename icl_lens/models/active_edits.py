@@ -20,7 +20,7 @@ MAX_NAMED = 8
 Described = tuple[list[str], set[int]]
 """Open edits in words, and the ids of their hook handles."""
 
-# Model -> describes its open edits; set while `icl_lens.edits.editor` has any.
+# Model -> describes its open edits; set while `icl_lens.edits.whole_passes` has any.
 DESCRIBE: "WeakKeyDictionary[Any, Callable[[], Described]]" = WeakKeyDictionary()
 
 
@@ -33,7 +33,7 @@ class Selection(NamedTuple):
     """Edits passes over some of the prompts inside a `with` block."""
 
 
-# Model -> selects prompts of its open edits; set while `icl_lens.edits.editor` has any.
+# Model -> selects prompts of its open edits; set while `icl_lens.edits.whole_passes` has any.
 SELECT: "WeakKeyDictionary[Any, Selection]" = WeakKeyDictionary()
 # Model -> threads inside `edits_disabled`.
 _DISABLED: "WeakKeyDictionary[Any, set[int]]" = WeakKeyDictionary()

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import icl_lens as il
 from icl_lens.analyses.trace_result import layers_in_words
 from icl_lens.cli import app
-from icl_lens.edits.reference import SamePairsWarning
+from icl_lens.edits.reference_prompts import SamePairsWarning
 
 ROLES = ("texts", "labels", "query", "separators", "last")
 

@@ -25,10 +25,11 @@ import icl_lens as il
 from icl_lens.analyses.two_towers import exchange_heads, n_drawn, scanned_and_tested
 from icl_lens.cli import app
 from icl_lens.cli.towers import TowerTask
-from icl_lens.edits import donor_passes, prefix_cache
-from icl_lens.edits.donor_passes import Prefixes, record
+from icl_lens.edits import interchange_donors
 from icl_lens.edits.interchange import Interchange
-from icl_lens.edits.restart import ReadAmong
+from icl_lens.edits.interchange_donors import Prefixes, record
+from icl_lens.edits.one_token_rows import prefix_cache
+from icl_lens.edits.read import ReadAmong
 from icl_lens.edits.score import score_sets
 from icl_lens.measures.exchanges import EXCHANGES, DonorName, exchange_scores, tower_prompts
 from icl_lens.models.view import ModelView
@@ -92,16 +93,16 @@ def test_donors_run_from_the_first_token_that_differs(family_run, name, monkeypa
     batch = il.tokenize(model, PROMPTS, prepend_bos=False)
     view, prompts = ModelView.of(model), tower_prompts(model, batch)
     sizes = []
-    run = donor_passes._record_rows
+    run = interchange_donors._record_rows
 
     def count(*args, **how):
         *_, rows, pasts = (
-            args if isinstance(args[-1], (donor_passes.Pasts, type(None))) else (*args, None)
+            args if isinstance(args[-1], (interchange_donors.Pasts, type(None))) else (*args, None)
         )
         sizes.append((len(rows), [] if pasts is None else pasts.lengths))
         return run(*args, **how)
 
-    monkeypatch.setattr(donor_passes, "_record_rows", count)
+    monkeypatch.setattr(interchange_donors, "_record_rows", count)
     prefixes = Prefixes.of(view, prompts.batch)
     names = sorted(get_args(DonorName), key=lambda name_of_donor: name_of_donor != "texts")
     for donor_name in names:
@@ -140,7 +141,7 @@ def test_prompts_run_once_for_donors_and_rows(tiny_run, monkeypatch):
     sets = [(exchange, HEADS) for exchange in EXCHANGES]
     scores, _, reason = exchange_scores(view, prompts, sets)
     assert (passes, reason) == ([len(prompts.batch)], "")
-    monkeypatch.setattr(donor_passes, "new_cache", lambda view: None)
+    monkeypatch.setattr(interchange_donors, "new_cache", lambda view: None)
     again, _, _ = exchange_scores(view, prompts, [(exchange, HEADS) for exchange in EXCHANGES])
     assert passes == [len(prompts.batch)] * 2
     assert_close(again.log_odds, scores.log_odds)
@@ -655,7 +656,7 @@ def test_memory_bounds_the_rows_of_a_pass_and_the_prompts_at_a_time(tiny_run, mo
     sets = [(exchange, HEADS) for exchange in EXCHANGES]
     expected, _, _ = exchange_scores(view, prompts, sets)
     n_rows, n_cached = [], []
-    record_rows, prefixes_of = donor_passes._record_rows, Prefixes.of
+    record_rows, prefixes_of = interchange_donors._record_rows, Prefixes.of
 
     def count_rows(*args, **how):
         rows = args[-1] if isinstance(args[-1], list) else args[-2]
@@ -666,14 +667,14 @@ def test_memory_bounds_the_rows_of_a_pass_and_the_prompts_at_a_time(tiny_run, mo
         n_cached.append(len(batch))
         return prefixes_of(view, batch)
 
-    monkeypatch.setattr(donor_passes, "_record_rows", count_rows)
+    monkeypatch.setattr(interchange_donors, "_record_rows", count_rows)
     monkeypatch.setattr(Prefixes, "of", count_prompts)
     n_tokenized.clear()
     exchange_scores(view, prompts, sets)
     assert (n_cached, max(n_rows) > 1) == ([len(prompts.batch)], True)
     assert n_tokenized == [sum(n_demonstrations)] * 2
     n_rows.clear(), n_cached.clear(), n_tokenized.clear()
-    monkeypatch.setattr(donor_passes, "PASS_BYTES", 1)
+    monkeypatch.setattr(interchange_donors, "PASS_BYTES", 1)
     small, _, reason = exchange_scores(view, prompts, sets, memory=1)
     assert (n_cached, {*n_rows}, reason) == ([1] * len(prompts.batch), {1}, "")
     assert sorted(n_tokenized) == sorted(n_demonstrations * 2)

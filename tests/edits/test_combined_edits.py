@@ -15,7 +15,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.edits import edit_checks as check
-from icl_lens.edits.last_token_pass import RowEdits
+from icl_lens.edits.one_token_rows.run_rows import RowEdits
 from icl_lens.edits.pattern import recompute_pattern
 from icl_lens.reading.passes import last_log_probs
 

@@ -14,8 +14,8 @@ from shared import ragged
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.edits.editor import pass_tokens
 from icl_lens.edits.pattern import without_keys
+from icl_lens.edits.whole_passes import pass_tokens
 from icl_lens.errors import InputError
 from icl_lens.models.view import ModelView
 from icl_lens.reading.passes import last_log_probs

@@ -12,8 +12,8 @@ from shared import ragged
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.edits import restart
-from icl_lens.edits.reference import SamePairsWarning
+from icl_lens.edits import restarts
+from icl_lens.edits.reference_prompts import SamePairsWarning
 from icl_lens.edits.sites import SITES
 
 SOURCE = [
@@ -348,16 +348,16 @@ def test_passes_begin_at_the_first_token_that_changes(load_tiny, monkeypatch, is
     sets = []
     for layer, positions in ((0, "query"), (1, "all"), (1, "separators"), (1, "texts")):
         sets.append([il.PatchSite("resid_post", layer, source, positions=positions)])
-    monkeypatch.setattr(restart, "MIN_SKIPPED", 2.0)
+    monkeypatch.setattr(restarts, "MIN_SKIPPED", 2.0)
     expected = il.score(model, batch, sets)
-    monkeypatch.setattr(restart, "MIN_SKIPPED", 0.25)
-    prefix = restart._prefix
+    monkeypatch.setattr(restarts, "MIN_SKIPPED", 0.25)
+    prefix = restarts._prefix
 
     def prefix_of_the_other(view, past, rows, first):
         return prefix(view, past, [1 - row for row in rows], first)
 
     if not is_supported:
-        monkeypatch.setattr(restart, "_prefix", prefix_of_the_other)
+        monkeypatch.setattr(restarts, "_prefix", prefix_of_the_other)
     shapes: list[tuple[int, int]] = []
     with watched(lambda _, x: shapes.append(tuple(x.shape[:2])), model.blocks[2]):
         scores = il.score(model, batch, sets)

@@ -17,8 +17,8 @@ from shared import pair_prompts
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.edits import prefix_cache
-from icl_lens.edits.reference import SamePairsWarning, mean_z
+from icl_lens.edits.one_token_rows import prefix_cache
+from icl_lens.edits.reference_prompts import SamePairsWarning, mean_z
 from icl_lens.intervals import bootstrap_interval
 from icl_lens.measures import controlled_ablation
 from icl_lens.measures.answer_scores import AnswerScores, score_answers

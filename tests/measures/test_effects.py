@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import icl_lens as il
-from icl_lens.edits import kv_cache, prefix_cache, restart
-from icl_lens.edits.kv_cache import LayerKVCache
+from icl_lens.edits import restarts
+from icl_lens.edits.one_token_rows import layer_attention, prefix_cache
+from icl_lens.edits.one_token_rows.layer_attention import LayerKVCache
 from icl_lens.models.attention_scores import AttentionScoring
 from icl_lens.models.inference import replace_forwards
 from icl_lens.models.view import ModelView
@@ -116,9 +117,9 @@ def other_scores(**how):
     """Return a change after which the package assumes wrong attention scores for the model."""
 
     def change(patch, request, model):
-        right = kv_cache.attention_scores.attention_scoring
+        right = layer_attention.attention_scores.attention_scoring
         patch.setattr(
-            kv_cache.attention_scores,
+            layer_attention.attention_scores,
             "attention_scoring",
             lambda view, layer: right(view, layer)._replace(**how),
         )
@@ -200,7 +201,7 @@ def test_memory_that_is_not_there_is_not_hidden(load_tiny, monkeypatch):
     ("options", "failing"),
     [
         ({"positions": "last"}, (LayerKVCache, "attend")),
-        ({"positions": "all"}, (restart, "_hooks")),
+        ({"positions": "all"}, (restarts, "_hooks")),
         ({"method": "gradient"}, (torch.autograd, "grad")),
     ],
 )

@@ -16,7 +16,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.cli import main
-from icl_lens.edits import prefix_cache
+from icl_lens.edits.one_token_rows import prefix_cache
 from icl_lens.measures.exchanges import EXCHANGES, exchange_scores, tower_prompts
 from icl_lens.measures.locate import with_predicted_answers
 from icl_lens.models.view import ModelView

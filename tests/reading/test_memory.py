@@ -14,8 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import icl_lens as il
 from icl_lens.edits.edges import writer_means
-from icl_lens.edits.prefix_cache import PrefixCache
-from icl_lens.edits.prompt_cache import new_cache
+from icl_lens.edits.hugging_face_cache import new_cache
+from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache
 from icl_lens.measures.saliency import KINDS
 from icl_lens.models import bridge_comparison, sizes
 from icl_lens.models.memory import release_freed_memory

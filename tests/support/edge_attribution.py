@@ -34,7 +34,7 @@ import icl_lens as il
 from icl_lens.edits.edges import capture_writers, layers_of, positions_in, writer_pieces
 from icl_lens.edits.edit import PARTS
 from icl_lens.edits.gradients import z_gradients
-from icl_lens.edits.reader import Means, Reader
+from icl_lens.edits.head_reader import Means, Reader
 from icl_lens.measures.head_to_head_effects import log_odds_of
 from icl_lens.models.inference import replace_forwards
 from icl_lens.models.view import ModelView

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.edit import Edit
+from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache, PrefixCacheUnsupported
 from icl_lens.edits.patch import HeadActivation, Patch
-from icl_lens.edits.prefix_cache import PrefixCache, PrefixCacheUnsupported
-from icl_lens.edits.score import read_labels, score, score_sets
+from icl_lens.edits.read import read_labels
+from icl_lens.edits.score import score, score_sets
 from icl_lens.errors import InputError
 from icl_lens.head_scores import Score
 from icl_lens.measures.demonstration_effects import BEGINS_TEXT, demonstration_effects

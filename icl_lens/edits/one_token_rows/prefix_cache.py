@@ -1,7 +1,7 @@
 """Cache what rows of one token after each prompt need: keys, values and last activations.
 
 An edit at the last position does not change earlier positions. So one pass over the prompts fills
-the cache, and edits then run as single-token rows in one batch (`last_token_pass`).
+the cache, and edits then run as single-token rows in one batch (`run_rows`).
 PrefixCacheUnsupported is raised if the model already has hooks or edits, and where a row without
 edits differs from the pass that filled the cache, as in families with another kind of attention.
 """
@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.edits.edit_checks import PATTERN_TOLERANCE
-from icl_lens.edits.kv_cache import LayerKVCache
+from icl_lens.edits.one_token_rows.layer_attention import LayerKVCache
 from icl_lens.edits.pattern import LayerValues, recording_hooks
 from icl_lens.models.bridge_comparison import reads_only_earlier_tokens
 from icl_lens.models.inference import log_probs_of

@@ -4,7 +4,7 @@
    edits differ; a row starts at the layer of its first edit, as a copy of the last position's
    residual stream there.
 2. Blocks run with all rows as one batch: all modules are the model's own but attention, which
-   `kv_cache` computes, and hooks write the edits.
+   `layer_attention` computes, and hooks write the edits.
 3. In every layer, row 0 is compared with the pass that filled the cache, and then reset to it.
 """
 
@@ -30,9 +30,9 @@ from icl_lens.edits.edit import (
     edits_at,
     writes_at,
 )
-from icl_lens.edits.kv_cache import LayerRows, per_kv_head
+from icl_lens.edits.one_token_rows.layer_attention import LayerRows, per_kv_head
+from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache, PrefixCacheUnsupported
 from icl_lens.edits.pattern import LayerValues, recording_hooks
-from icl_lens.edits.prefix_cache import PrefixCache, PrefixCacheUnsupported
 from icl_lens.edits.site_hooks import SiteWriter
 from icl_lens.models.view import ModelView
 from icl_lens.reading.block_inputs import replace_residual

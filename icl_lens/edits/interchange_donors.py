@@ -16,16 +16,17 @@ from torch import Tensor
 
 from icl_lens.edits.edit import Part
 from icl_lens.edits.edit_checks import PATTERN_TOLERANCE
-from icl_lens.edits.interchange import DonorRecording, LayerTensors
-from icl_lens.edits.kv_cache import per_kv_head
-from icl_lens.edits.pattern import LayerValues, recording_hooks
-from icl_lens.edits.prefix_cache import PrefixCache, PrefixCacheUnsupported
-from icl_lens.edits.prompt_cache import (
+from icl_lens.edits.hugging_face_cache import (
     CACHE_ERRORS,
+    gathered_cache,
     holds_all_layers,
     new_cache,
     raise_out_of_memory,
 )
+from icl_lens.edits.interchange import DonorRecording, LayerTensors
+from icl_lens.edits.one_token_rows.layer_attention import per_kv_head
+from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache, PrefixCacheUnsupported
+from icl_lens.edits.pattern import LayerValues, recording_hooks
 from icl_lens.errors import InputError
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.bridge_comparison import reads_only_earlier_tokens
@@ -133,8 +134,6 @@ class Prefixes:
         `starts` has the prompt and the number of tokens of each row. Rows with fewer tokens begin
         with padding, so that all end where the pass begins.
         """
-        from icl_lens.edits.gathered_cache import gathered_cache
-
         width = max(length for _, length in starts)
         if not width:
             return None

@@ -14,9 +14,14 @@ from torch import Tensor
 
 from icl_lens.edits.edit import ATTENTION_STAGES, EditAtLayers
 from icl_lens.edits.edit_checks import CLEAN_TOLERANCE
-from icl_lens.edits.last_token_pass import RowEdits, run_rows
-from icl_lens.edits.prefix_cache import PrefixCache, PrefixCacheUnsupported, max_prompts, max_rows
-from icl_lens.edits.restart import Read, ReadAmong
+from icl_lens.edits.one_token_rows.prefix_cache import (
+    PrefixCache,
+    PrefixCacheUnsupported,
+    max_prompts,
+    max_rows,
+)
+from icl_lens.edits.one_token_rows.run_rows import RowEdits, run_rows
+from icl_lens.edits.read import Read, ReadAmong
 from icl_lens.errors import InputError
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.memory import LOG_PROB_BYTES

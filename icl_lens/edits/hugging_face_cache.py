@@ -1,17 +1,49 @@
-"""A cache of Hugging Face that gathers the keys and values that rows begin with, layer by layer.
+"""Caches of Hugging Face: the keys and values of prompts, which later passes continue.
 
-Rows of one pass may begin with different numbers of tokens of different prompts. Their keys and
-values are copied for one layer at a time, so that a pass over many rows needs the memory of one
-layer, not of all.
+1. A pass over prompts fills the cache that `new_cache` returns.
+2. `gathered_cache` makes of such caches what the rows of a later pass begin with. Rows may begin
+   with different numbers of tokens of different prompts. Their keys and values are copied for one
+   layer at a time, so that a pass over many rows needs the memory of one layer, not of all.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
+
+# What Hugging Face models raise if they do not take a cache.
+CACHE_ERRORS = (AttributeError, TypeError, RuntimeError, ValueError, IndexError)
+
+
+def new_cache(view: ModelView) -> Any:
+    """Return an empty cache of Hugging Face, or None for models of other libraries."""
+    if getattr(view.model, "original_model", None) is None:
+        return None
+    return DynamicCache()
+
+
+def holds_all_layers(cache: Any, n_layers: int, batch: PromptBatch) -> bool:
+    """Return whether a cache of Hugging Face has keys of every layer at every token of a batch."""
+    layers = list(getattr(cache, "layers", ()))
+    if len(layers) != n_layers:
+        return False
+    try:
+        shapes = [(len(layer.keys), layer.keys.shape[2]) for layer in layers]
+    except (AttributeError, TypeError):
+        return False
+    return all(shape == tuple(batch.tokens.shape) for shape in shapes)
+
+
+def raise_out_of_memory(error: Exception) -> None:
+    """Raise errors of memory, which do not mean that a model takes no cache."""
+    if isinstance(error, torch.OutOfMemoryError):
+        raise error
 
 
 class GatheredLayer(DynamicLayer):
