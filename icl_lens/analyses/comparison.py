@@ -10,9 +10,12 @@ import pandas as pd
 
 from icl_lens.analyses.command import command
 from icl_lens.analyses.explanation import Explanation
+from icl_lens.analyses.explanation_sentences import scores_note
+from icl_lens.analyses.explanation_tables import prompt_pieces
 from icl_lens.errors import InputError, short_repr
 from icl_lens.head_scores import SCORES, Score
 from icl_lens.measures.head_findings import MODELS_NOTE
+from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import percent
@@ -129,14 +132,16 @@ class Comparison(Result):
 
     def _edits_notes(self) -> list[str]:
         sides = {"A": self.a, "B": self.b}
-        return [f"In {name}: {side.edits_note}" for name, side in sides.items() if side.edits]
+        return [
+            f"In {name}: {edits_note(side.edits)}" for name, side in sides.items() if side.edits
+        ]
 
     def _sections(self) -> Iterator[Section]:
         sides = {"A": self.a, "B": self.b}
         for name, side in sides.items():
             title = f"Prompt {name} · {side.model}"
             explanation = "" if side.is_plain_text else "Labels are highlighted in their colors."
-            yield Section(title, explanation, quote=side.prompt_pieces)
+            yield Section(title, explanation, quote=prompt_pieces(side))
         yield self._answers_section()
         yield self._layers_section()
         is_plain_text = self.a.is_plain_text or self.b.is_plain_text
@@ -204,9 +209,9 @@ class Comparison(Result):
         for head in changed.to_dict("records"):
             rows.append((head["name"], *(head[name] for name in names)))
         a, b = self.a, self.b
-        notes = [f"A: {a.scores_note}."]
-        if b.scores_note != a.scores_note:
-            notes.append(f"B: {b.scores_note}.")
+        notes = [f"A: {scores_note(a)}."]
+        if scores_note(b) != scores_note(a):
+            notes.append(f"B: {scores_note(b)}.")
         notes.append("Change: B minus A.")
         notes += [MODELS_NOTE] if a.model != b.model else []
         if a.target != b.target and a.target in b.labels:

@@ -1,19 +1,27 @@
-"""The reports that an explanation holds: typed numbers and words, one class per report."""
+"""The reports that an explanation holds: typed numbers and words, one class per report.
+
+`ExplanationReports` holds all of them. What is said of them is in `explanation_sentences`, their
+tables are in `explanation_tables`.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from icl_lens.head_scores import SCORES, Score
 from icl_lens.models.head import Head
-from icl_lens.models.readout import FinalNorm
+from icl_lens.models.readout import MIN_STANDOUT, FinalNorm
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.reading.reasons import AttentionReasons
 
 Grid = tuple[tuple[float, ...], ...]
 
 Supports = Literal["answer", "others", "both", "neither"]
+TopWords = tuple[int, str, tuple[str, ...], float | None, int | None]
+"""Position, kind ("value", "key" or "query"), top words, standout and, for values, rank."""
 
 
 def supports(increase: float, contrast: float) -> Supports:
@@ -318,3 +326,147 @@ class SubheadsReport:
     n_exact: int
     certified: bool
     """Whether bounds prove that no other part is larger."""
+
+
+@dataclass(frozen=True, repr=False)
+class ExplanationReports:
+    """All reports of an explanation, and values that follow from several of them."""
+
+    model: str
+    """The displayed name; `settings.source` is the argument that reloads the model."""
+    input: InputReport
+    scores: ScoreReport
+    layers: LayerReport
+    all_heads: AllHeadsReport
+    heads: tuple[HeadReport, ...]
+    """The located heads, largest score first."""
+    subheads: SubheadsReport
+    ablation: AblationReport
+    settings: Settings
+    demonstrations: DemonstrationsReport | None = None
+    """What each demonstration adds; None for plain text, and if it is left out."""
+    edits: tuple[str, ...] = ()
+    """What edited the model while it was explained: edits of open `with` blocks, and hooks.
+
+    All numbers are those of the edited model; "no ablation" means no other one.
+    """
+    left_out: tuple[LeftOut, ...] = ()
+    """Sections that cannot be computed for the model's family; the others are complete."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if sections do not fit together, as in a damaged file."""
+        model_input, scores, layers = self.input, self.scores, self.layers
+        demos, n = len(model_input.label_positions), len(layers.attn)
+        for name, entries, n_expected in (
+            ("layers.ffn", layers.ffn, n),
+            ("layers.ffn_contrast", layers.ffn_contrast, len(layers.attn_contrast)),
+            ("layers.attn_contrast", layers.attn_contrast, n if layers.attn_contrast else 0),
+            ("all_heads.increase", self.all_heads.increase, n),
+            (
+                "demonstrations.hidden",
+                getattr(self.demonstrations, "hidden", [0] * (demos + 1)),
+                demos + 1,
+            ),
+            ("scores.log_probs", scores.log_probs, len(scores.labels)),
+            ("input.demonstration_labels", model_input.demonstration_labels, demos),
+            ("input.label_ranges", model_input.label_ranges, demos),
+            ("input.token_names", model_input.token_names, len(model_input.tokens)),
+        ):
+            if len(entries) != n_expected:
+                raise ValueError(f"{name} must have {n_expected} entries, got {len(entries)}")
+        for report in self.heads:
+            list(words_of(self.input, report))  # raises ValueError for inconsistent lengths
+            sizes = [len(row) for row in report.similarity]
+            n_predictions = len(model_input.prediction_positions)
+            if sizes and (sizes != [demos] * (demos + 1) or n_predictions != demos):
+                raise ValueError(
+                    f"similarity of {report.head} does not match {demos} demonstrations"
+                )
+        positions = *model_input.label_positions, *self.all_heads.positions
+        last = max((*model_input.label_at, *positions), default=-1)
+        n_tokens = len(model_input.tokens)
+        if last >= n_tokens:
+            raise ValueError(f"position {last} is out of range for {n_tokens} tokens")
+
+    @property
+    def is_plain_text(self) -> bool:
+        """Whether the prompt is plain text; `labels` are then the scored tokens."""
+        return self.input.is_plain_text
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The prompt's labels; for plain text, the scored tokens."""
+        return self.scores.labels
+
+    @property
+    def target(self) -> str:
+        """The explained label."""
+        return self.scores.target
+
+    @property
+    def answer(self) -> str | None:
+        """The correct label; None if the prompt has none, and for plain text.
+
+        If labels that begin alike are one label in this decision, such as "very…", it is theirs.
+        """
+        answer = None if self.input.prompt is None else self.input.prompt.answer
+        return answer if answer is None or answer in self.labels else self.scores.target
+
+    @property
+    def predicted(self) -> str:
+        """The most probable label; for plain text, the most probable of the scored tokens."""
+        return self.scores.predicted
+
+    def lost(self, log_probs: Sequence[float]) -> float:
+        """Return how much less the target's score is with these log-probabilities, nats.
+
+        The score is log p(target) − log Σ p(compared tokens), the log-odds, or log p(target) if it
+        is compared with none. With a head's `HeadReport.ablated`, this is what zeroing the head
+        alone at the last position costs: positive if the head was needed. A head may rank first by
+        what it adds and cost nothing, if later components compensate for it.
+        """
+        target = self.labels.index(self.target)
+        compared = [self.labels.index(name) for name in self.scores.compared_with]
+
+        def score(log_probs: Sequence[float]) -> float:
+            if not compared:
+                return log_probs[target]
+            log_prob_compared = np.logaddexp.reduce([log_probs[label] for label in compared])
+            return log_probs[target] - float(log_prob_compared)
+
+        return score(self.scores.log_probs) - score(log_probs)
+
+
+def first_report(reports: ExplanationReports) -> HeadReport:
+    """Return the located head that is shown first: the one of `why=`, otherwise the best."""
+    for report in reports.heads:
+        if str(report.head) == reports.settings.why:
+            return report
+    return reports.heads[0]
+
+
+def words_of(model_input: InputReport, report: HeadReport) -> Iterator[TopWords]:
+    """Yield a row for each value and key of a head, and one for its query.
+
+    A row has position, kind, top words, standout and, for values, the rank of the label or token
+    there. Raise ValueError if the head's vectors do not fit the input, as in a damaged file.
+    """
+    positions = report.positions or model_input.label_positions
+    no_standouts = (None,) * len(positions)
+    standouts = report.value_standouts or no_standouts
+    values = zip(positions, report.value_words, standouts, report.value_ranks, strict=True)
+    for position, words, standout, rank in values:
+        yield position, "value", words, standout, rank
+    if report.key_words:
+        standouts = report.key_standouts or no_standouts
+        keys = zip(positions, report.key_words, standouts, strict=True)
+        for position, words, standout in keys:
+            yield position, "key", words, standout, None
+    if report.query_words or report.query_standout is not None:  # else left out
+        last = len(model_input.tokens) - 1
+        yield last, "query", report.query_words, report.query_standout, None
+
+
+def is_noise(standout: float | None) -> bool:
+    """Return whether top words stand out no more than those of most random directions."""
+    return standout is not None and standout < MIN_STANDOUT

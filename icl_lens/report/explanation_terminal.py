@@ -1,7 +1,8 @@
 """Render an explanation for the terminal with rich."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 
 from rich.console import Group, RenderableType
@@ -9,13 +10,32 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from icl_lens.analyses.explanation import Explanation, is_noise
-from icl_lens.analyses.explanation_reports import HeadReport
+from icl_lens.analyses import explanation_sections
+from icl_lens.analyses.explanation import Explanation
+from icl_lens.analyses.explanation_reports import HeadReport, first_report, is_noise, words_of
+from icl_lens.analyses.explanation_sentences import (
+    answer_notes,
+    contrast_name,
+    demonstrations_note,
+    exchange_note,
+    keys_name,
+    lost_name,
+    lost_note,
+    scores_note,
+    why_sentence,
+)
+from icl_lens.analyses.explanation_tables import (
+    key_name,
+    part_score,
+    prompt_pieces,
+    shown_demonstrations,
+)
+from icl_lens.models.active_edits import edits_note
 from icl_lens.models.readout import MIN_STANDOUT
 from icl_lens.reading.reasons import SIDES, SMALLEST_NAMED, WRITER_NAMES, AttentionReasons
 from icl_lens.report.palette import AMBER, SKY
 from icl_lens.report.terminal import new_table
-from icl_lens.report.view_terminal import QUIET, label_style
+from icl_lens.report.view_terminal import QUIET, SectionInTerminal, label_style
 from icl_lens.result.number_format import decimal, joined, mean_and_range, percent, signed
 from icl_lens.result.view import Label
 
@@ -27,36 +47,35 @@ GAIN, LOSS = SKY, AMBER
 
 def terminal(explanation: Explanation) -> Group:
     """Return the output of `icl-lens explain`."""
-    return Group(
-        _prompt(explanation),
-        *([Text(explanation.edits_note, "bold")] if explanation.edits else []),
-        _answer(explanation),
-        Text(explanation.finding, "bold"),
-        _layers(explanation),
-        _heads(explanation),
-        _subheads(explanation),
-        _words(explanation),
-        *_why(explanation),
-        *[Text(str(section), QUIET) for section in explanation.left_out],
-        *_demonstrations(explanation),
-        _ablation(explanation),
-    )
+    lines: list[RenderableType] = []
+    for section in explanation_sections.SECTIONS:
+        if section.name in SECTIONS:
+            lines += SECTIONS[section.name](explanation)
+            continue
+        view = section.view(explanation)
+        if view is not None:
+            title = view.title or section.title_of(explanation)
+            lines.append(SectionInTerminal(replace(view, title=title)))
+    return Group(*lines)
 
 
-def _prompt(explanation: Explanation) -> Panel:
-    """Return the text the model continues, with labels in their colors."""
+def _prompt(explanation: Explanation) -> list[RenderableType]:
+    """Return the text the model continues, with labels in their colors, and the model's edits."""
     settings = explanation.settings
     text = Text(overflow="fold")
-    for piece in explanation.prompt_pieces:
+    for piece in prompt_pieces(explanation):
         is_label = isinstance(piece, Label)
         text.append(str(piece), label_style(piece.index) if is_label else None)
     bias = "with" if settings.bias else "without"
     note = f"{settings.final_norm} final norm, {bias} bias"
     title = Text(explanation.model, "bold")
-    return Panel(text, title=title, subtitle=note, title_align="left", subtitle_align="right")
+    panel = Panel(text, title=title, subtitle=note, title_align="left", subtitle_align="right")
+    edits = [Text(edits_note(explanation.edits), "bold")] if explanation.edits else []
+    return [panel, *edits]
 
 
-def _answer(explanation: Explanation) -> RenderableType:
+def _answer(explanation: Explanation) -> list[RenderableType]:
+    """Return the labels' probabilities, and what zeroing the located heads shows."""
     is_plain, has_long_labels = explanation.is_plain_text, bool(explanation.scores.whole_log_probs)
     scores = ["probability", "log-prob (nats)"]
     if has_long_labels:
@@ -72,13 +91,12 @@ def _answer(explanation: Explanation) -> RenderableType:
         cells = [Text(label, label_style(index)), percent(math.exp(log_prob)), decimal(log_prob, 2)]
         if has_long_labels:
             cells += _whole_label_cells(explanation, index)
-        cells.append(", ".join(explanation.answer_notes(label)))
+        cells.append(", ".join(answer_notes(explanation, label)))
         table.add_row(*cells)
     token, probability = explanation.scores.next_tokens[0]
     remarks = [Text(remark) for remark in explanation.remarks]
-    return Group(
-        table, Text(f"Most probable token: {token} ({percent(probability)})", QUIET), *remarks
-    )
+    most_probable = Text(f"Most probable token: {token} ({percent(probability)})", QUIET)
+    return [table, most_probable, *remarks, Text(explanation.finding, "bold")]
 
 
 def _whole_label_cells(explanation: Explanation, label: int) -> list[str | Text]:
@@ -99,17 +117,17 @@ def _demonstrations(explanation: Explanation) -> list[RenderableType]:
     title = f"{measure} of {explanation.target} lost without each demonstration, nats"
     columns = ("demonstration", "label", "hidden", "keys", "values")
     table = new_table(*columns, left=(0, 1), title=title)
-    for lost in explanation.shown_demonstrations:
+    for lost in shown_demonstrations(explanation):
         style = ""
         if lost["label"]:
             style = label_style(explanation.input.demonstration_labels[lost["place"] - 1])
         text = Text(lost["text"], overflow="ellipsis", no_wrap=True)
         numbers = [signed(lost[way], 2) for way in ("hidden", "keys", "values")]
         table.add_row(text, Text(lost["label"], style), *numbers)
-    return [Group(table, Text(explanation.demonstrations_note, QUIET))]
+    return [Group(table, Text(demonstrations_note(explanation), QUIET))]
 
 
-def _layers(explanation: Explanation) -> RenderableType:
+def _layers(explanation: Explanation) -> list[RenderableType]:
     reach = max(map(abs, (*explanation.layers.attn, *explanation.layers.ffn)))
     title = f"What each layer adds to log p({explanation.target}), nats"
     table = new_table("layer", "attention", "", "FFN", "", left=(0, 2, 4), title=title)
@@ -117,7 +135,7 @@ def _layers(explanation: Explanation) -> RenderableType:
         ffn = explanation.layers.ffn[layer]
         cells = [signed(attn, 2), _bar(attn, reach), signed(ffn, 2), _bar(ffn, reach)]
         table.add_row(str(layer), *cells)
-    return table
+    return [table]
 
 
 def _bar(value: float, reach: float) -> Text:
@@ -127,18 +145,28 @@ def _bar(value: float, reach: float) -> Text:
     return Text(blocks or "·", GAIN if value >= 0 else LOSS)
 
 
+def _located(explanation: Explanation) -> list[RenderableType]:
+    """Return the located heads, one head's top words, and why it attends where it does."""
+    return [_heads(explanation), _words(explanation), *_why(explanation)]
+
+
+def _all_heads(explanation: Explanation) -> list[RenderableType]:
+    """Return which sections are left out; the map of all heads is on the page."""
+    return [Text(str(section), QUIET) for section in explanation.left_out]
+
+
 def _heads(explanation: Explanation) -> RenderableType:
     """Return the located heads with their attention to each label.
 
     If these columns are too wide, or there are no labels, show the three labels or tokens that each
     head attends to most.
     """
-    names = {place: explanation.key_name(place) for place in explanation.input.label_positions}
+    names = {place: key_name(explanation, place) for place in explanation.input.label_positions}
     width = sum(len(name) + 5 for name in names.values())
     has_column_each = bool(names) and width <= ATTENTION_WIDTH
     measured = [by for by in ("effect", "exchange") if explanation.all_heads.by(by)]
     columns: list[str | Text] = ["head", *_contrast_column(explanation), "increase"]
-    columns += measured or [explanation.lost_name.replace(" lost", "\nlost")]
+    columns += measured or [lost_name(explanation).replace(" lost", "\nlost")]
     left = (0,) if has_column_each else (0, len(columns))
     if has_column_each:
         for place, name in names.items():
@@ -161,11 +189,11 @@ def _heads(explanation: Explanation) -> RenderableType:
 
 def _heads_notes(explanation: Explanation, *, has_losses: bool) -> list[Text]:
     """Return notes that explain the scores of heads; `has_losses` is whether each was zeroed."""
-    notes = [explanation.scores_note]
+    notes = [scores_note(explanation)]
     if has_losses:
-        notes.append(explanation.lost_note)
+        notes.append(lost_note(explanation))
     if explanation.all_heads.exchange:
-        notes.append(explanation.exchange_note)
+        notes.append(exchange_note(explanation))
     texts = [Text(note, QUIET) for note in notes]
     if explanation.scores.compared_with:
         texts.append(Text(explanation.verdict))
@@ -191,11 +219,11 @@ def _most_attended(
 
 def _contrast_column(explanation: Explanation) -> list[str]:
     """Return the name of the contrast column; none without tokens to compare with."""
-    return [explanation.contrast_name] if explanation.scores.compared_with else []
+    return [contrast_name(explanation)] if explanation.scores.compared_with else []
 
 
-def _subheads(explanation: Explanation) -> RenderableType:
-    by = explanation.part_score
+def _parts(explanation: Explanation) -> list[RenderableType]:
+    by = part_score(explanation)
     columns = ["head", "position", "token", "increase", *_contrast_column(explanation)]
     table = new_table(*columns, left=(0, 2), title=f"(Head, position) parts by {by}, nats")
     for part in explanation.subheads.largest[: explanation.settings.k]:
@@ -207,14 +235,14 @@ def _subheads(explanation: Explanation) -> RenderableType:
     if parts.certified:
         evaluated = f"{parts.n_exact:,} of {parts.n_parts:,} parts evaluated"
         note = f"{evaluated}; the result is exact and certified"
-    return Group(table, Text(note, QUIET))
+    return [table, Text(note, QUIET)]
 
 
 def _words(explanation: Explanation) -> RenderableType:
-    report = explanation.first_report
+    report = first_report(explanation)
     columns = ("position", "token", "part", "standout", "top words")
     table = new_table(*columns, left=(0, 1, 2, 4), title=f"Top words of {report.head}")
-    for position, kind, words, standout, _ in explanation.words_of(report):
+    for position, kind, words, standout, _ in words_of(explanation.input, report):
         token = Text(
             explanation.input.token_names[position],
             label_style(explanation.input.label_at.get(position)),
@@ -234,11 +262,11 @@ def _words(explanation: Explanation) -> RenderableType:
 
 def _why(explanation: Explanation) -> list[RenderableType]:
     """Return the writers that contribute most to one head's attention and to what its values carry."""
-    report = explanation.first_report
+    report = first_report(explanation)
     why = report.why
     if why is None:
         return []
-    more, less = explanation.keys_name(why.more), explanation.keys_name(why.less)
+    more, less = keys_name(explanation, why.more), keys_name(explanation, why.less)
     # With labels, `more` are the answer's, even if the head scores the others higher.
     compared = "above" if why.score_difference >= 0 else "below"
     columns, sides = ["at the last token", "score", "at the keys", "score"], [why.query, why.key]
@@ -252,7 +280,7 @@ def _why(explanation: Explanation) -> list[RenderableType]:
         for writer in writers:
             cells += ["", ""] if writer is None else [writer[0], signed(writer[1])]
         table.add_row(*cells)
-    sentence, note = Text(explanation.why_sentence(report)), Text(_why_note(why), QUIET)
+    sentence, note = Text(why_sentence(explanation, report)), Text(_why_note(why), QUIET)
     words = _writer_words(why)
     return [Group(table, sentence, note, *([words] if words.row_count else []))]
 
@@ -288,7 +316,7 @@ def _writer_words(why: AttentionReasons) -> Table:
     return table
 
 
-def _ablation(explanation: Explanation) -> RenderableType:
+def _removal(explanation: Explanation) -> list[RenderableType]:
     ablation = explanation.ablation
     unit = "token" if explanation.is_plain_text else "label"
     columns = ("no ablation", "located heads zeroed", f"{len(ablation.heads)} random heads zeroed")
@@ -306,4 +334,17 @@ def _ablation(explanation: Explanation) -> RenderableType:
         f"random: mean (range) over {len(ablation.random)} sets. "
         "Increases are not additive: parts need not sum to the whole."
     )
-    return Group(table, Text(note, QUIET))
+    return [table, Text(note, QUIET)]
+
+
+SECTIONS: dict[str, Callable[[Explanation], list[RenderableType]]] = {
+    "prompt": _prompt,
+    "answer": _answer,
+    "layers": _layers,
+    "located": _located,
+    "heads": _all_heads,
+    "demonstrations": _demonstrations,
+    "removal": _removal,
+    "parts": _parts,
+}
+"""Sections that the terminal draws in a way of its own."""

@@ -34,7 +34,19 @@ class ViewInTerminal:
         yield from map(Text, sentences)
         for section in self.view.sections:
             if section.is_printed:
-                yield from _section(section, console, options)
+                yield SectionInTerminal(section)
+
+
+@dataclass(frozen=True)
+class SectionInTerminal:
+    """A section that rich draws: its title, its table and its notes."""
+
+    section: Section
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
+        yield from _section(self.section, console, options)
 
 
 def label_style(index: int | None) -> str:

@@ -17,6 +17,8 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.analyses.explanation_reports import supports
+from icl_lens.analyses.explanation_sentences import answer_notes, why_sentence
+from icl_lens.analyses.explanation_tables import part_score
 from icl_lens.reading.passes import last_log_probs
 from icl_lens.reading.reasons import writer_in_words, writers_in_words
 from icl_lens.report.html.section_contents import prompt_pieces
@@ -141,10 +143,10 @@ def test_each_label_says_what_it_is(explanation):
     if explanation.labels[0] == wrong_label:
         wrong = replace(explanation, scores=replace(explanation.scores, log_probs=(-0.1, -3.0)))
     assert wrong.predicted == wrong_label
-    assert wrong.answer_notes(answer) == ["correct answer", "explained"]
-    assert wrong.answer_notes(wrong_label) in (["predicted"], ["most probable label"])
+    assert answer_notes(wrong, answer) == ["correct answer", "explained"]
+    assert answer_notes(wrong, wrong_label) in (["predicted"], ["most probable label"])
     no_answer = replace(wrong, input=replace(wrong.input, prompt=il.Prompt.parse(families.PROMPT)))
-    assert "correct answer" not in no_answer.answer_notes(answer)
+    assert "correct answer" not in answer_notes(no_answer, answer)
 
 
 def test_conventions_are_kept_in_the_result(gpt2, explanation):
@@ -301,10 +303,10 @@ def test_heads_are_ranked_by_the_chosen_score(gpt2, acts, explanation, by):
     )
     assert_close(ranked_explanation.to_frame("heads")[by], scores.flatten())
     parts = il.subhead_log_prob_increase(acts, against=None if by == "increase" else against)[0]
-    assert ranked_explanation.part_score == ("increase" if by == "increase" else "contrast")
+    assert part_score(ranked_explanation) == ("increase" if by == "increase" else "contrast")
     assert_close(
         [
-            getattr(part, ranked_explanation.part_score)
+            getattr(part, part_score(ranked_explanation))
             for part in ranked_explanation.subheads.largest
         ],
         parts.flatten().topk(10).values,
@@ -515,7 +517,7 @@ def test_the_sentence_says_why(icl_mini):
         icl_mini, il.Prompt.parse(families.PROMPT, answer="foo"), k=2, by="contrast"
     )
     report = explanation.heads[0]
-    sentence = explanation.why_sentence(report)
+    sentence = why_sentence(explanation, report)
     attention = sum(report.attention[position] for position in report.why.more)
     assert f"{attention:.0%} of its attention" in sentence
     assert f"{abs(report.why.score_difference):.2f}" in sentence

@@ -13,6 +13,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.analyses import task_behavior
+from icl_lens.analyses.explanation_sentences import shown_only
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.batch_state import batch_from_state, batch_state
 
@@ -270,8 +271,8 @@ def test_every_decision_is_shown(gpt2, batch, row):
         assert f">{label}<" in page
     assert explanation.answer == explanation.target
     choices = batch.label_mask[row].nonzero()[:, 0].tolist()
-    n_other = len(explanation.shown_only)
-    assert {*explanation.shown_only} == {*explanation.labels} - {batch.labels[i] for i in choices}
+    n_other = len(shown_only(explanation))
+    assert {*shown_only(explanation)} == {*explanation.labels} - {batch.labels[i] for i in choices}
     assert text.count("no choice here") == page.count("no choice here") == n_other
     stands_for = {}
     for index in choices:

@@ -18,6 +18,7 @@ from shared import hf_twin
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.analyses.explanation_sentences import why_sentence
 from icl_lens.reading.passes import last_log_probs
 from icl_lens.report.html.elements import Bar
 from icl_lens.report.html.head_contents import located_table
@@ -501,7 +502,7 @@ def test_an_explanation_shows_attention_to_whole_labels(whole_labels_explained: 
     bars = [cell.text for cell in cells if isinstance(cell, Bar)][-len(explanation.labels) :]
     by_label = {ONE: to_labels[0], TWO: to_labels[1] + to_labels[3], THREE: to_labels[2]}
     assert bars == [f"{by_label[label]:.2f}" for label in (ONE, TWO, THREE)]
-    sentence, (foo, first, sad, second) = explanation.why_sentence(report), row.scored
+    sentence, (foo, first, sad, second) = why_sentence(explanation, report), row.scored
     to_true, to_false = by_label[TWO], by_label[ONE] + by_label[THREE]
     two = f"happy nine@{first}, happy nine@{second}"
     assert f"gives {to_true:.0%} of its attention to {two}" in sentence

@@ -12,6 +12,7 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import explanations as ex
 import numpy as np
@@ -21,13 +22,19 @@ from click.testing import CliRunner
 from page_elements import Page
 
 import icl_lens as il
+from icl_lens.analyses import explanation_sections
 from icl_lens.analyses.command import command
+from icl_lens.analyses.explanation_reports import first_report
+from icl_lens.analyses.explanation_sections import SECTIONS, ExplanationSection
+from icl_lens.analyses.explanation_sentences import why_sentence
+from icl_lens.analyses.explanation_tables import TableName
 from icl_lens.cli import app
 from icl_lens.cli.program import app_with_all_options
 from icl_lens.report import html, palette
-from icl_lens.report.html import templating
+from icl_lens.report.html import explanation_page, templating
 from icl_lens.report.html.templating import asset, circuitsvis_bundle, visible
 from icl_lens.result.number_format import joined, percent, signed
+from icl_lens.result.view import Column, Section
 
 
 def every_element(explanation):
@@ -138,9 +145,10 @@ def test_what_is_installed_includes_the_templates():
     sdist = pytest.importorskip("hatchling.builders.sdist", reason="hatchling is missing")
     for builder in (wheel.WheelBuilder, sdist.SdistBuilder):
         files = builder(str(Path(__file__).parents[2])).recurse_included_files()
-        shipped = {Path(file.relative_path).name for file in files}
-        assert shipped >= {
-            *templating.TEMPLATES.list_templates(),
+        paths = {Path(file.relative_path).as_posix() for file in files}
+        for template in templating.TEMPLATES.list_templates():
+            assert f"icl_lens/report/html/templates/{template}" in paths
+        assert {Path(path).name for path in paths} >= {
             "colors.css",
             "page.css",
             "page.js",
@@ -554,8 +562,8 @@ def test_a_page_opens_the_head_that_is_asked_about(paper):
         data = re.search(r'<script type="application/json" class="data">(.*?)</script>', page)
         assert data is not None
         assert json.loads(data[1])["first"] == str(report.head)
-        assert explanation.first_report == report
-        sentence = stdlib_html.escape(explanation.why_sentence(report), quote=False)
+        assert first_report(explanation) == report
+        sentence = stdlib_html.escape(why_sentence(explanation, report), quote=False)
         assert sentence.split(" gives")[0] in page
 
 
@@ -928,3 +936,56 @@ def test_located_heads_are_shown_with_what_zeroing_them_does():
         line.split() for line in terminal.splitlines() if line.strip().startswith(str(second.head))
     ]
     assert "+1.500" in rows[0]
+
+
+TABLE_TITLES = (
+    "The model predicts",
+    "What each layer adds",
+    "Heads by",
+    "Zeroing",
+    "(Head, position) parts",
+)
+"""The beginnings of the tables of a terminal, in the order of the sections."""
+
+
+def test_page_and_terminal_show_the_sections_in_the_order_of_their_list(paper):
+    headings = re.findall(r'<section id="([^"]+)"><h2>([^<]+)</h2>', paper.to_html())
+    expected = [(section.name, section.title) for section in SECTIONS]
+    expected.remove(("demonstrations", "Demonstrations"))  # which this explanation does not have
+    assert headings == expected
+    text = ex.terminal_text(paper)
+    places = [text.index(title) for title in TABLE_TITLES]
+    assert places == sorted(places)
+
+
+def test_the_sections_name_every_table_once():
+    tables = [name for section in SECTIONS for name in section.tables]
+    assert sorted(tables) == sorted(get_args(TableName))
+
+
+@pytest.mark.parametrize("place", [0, 4, len(SECTIONS)])
+def test_a_section_of_the_list_is_shown_everywhere(paper, monkeypatch, place):
+    def label_lengths(reports):
+        columns = (Column("label", is_number=False), Column("letters"))
+        rows = tuple((label, len(label)) for label in reports.labels)
+        return Section(columns=columns, rows=rows, notes=("Letters are counted.",))
+
+    added = ExplanationSection("lengths", "Lengths of labels", view=label_lengths)
+    names = [section.name for section in SECTIONS]
+    expected = [*names[:place], "lengths", *names[place:]]
+    expected.remove("demonstrations")  # which this explanation does not have
+    monkeypatch.setattr(
+        explanation_sections, "SECTIONS", (*SECTIONS[:place], added, *SECTIONS[place:])
+    )
+    page = paper.to_html()
+    assert re.findall(r'<section id="([^"]+)">', page) == expected
+    template, contents = explanation_page.page(paper)
+    texts = {
+        "page": Page(page).text,
+        "static page": Page(templating.render_static(template, **contents)).text,
+        "terminal": ex.terminal_text(paper),
+        "Markdown": paper.to_markdown(),
+    }
+    for way, text in texts.items():
+        for words in ("Lengths of labels", "letters", "Letters are counted."):
+            assert words in text, way

@@ -178,6 +178,7 @@ def test_the_columns_that_matter_come_first_and_print_says_the_headline(made, na
 
 
 PLAIN_WORDS = {
+    *("demonstration", "position", "token"),
     *("head", "heads", "label", "layer", "condition", "probability", "nats", "interval"),
     *(
         "a",

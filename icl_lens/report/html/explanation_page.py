@@ -1,11 +1,24 @@
-"""The page of one explanation, which templates/explanation.html.j2 draws."""
+"""The page of one explanation, which templates/explanation.html.j2 draws section by section."""
 
+from collections.abc import Callable
 from typing import Any
 
-from icl_lens.analyses.command import command
+from icl_lens.analyses import explanation_sections
 from icl_lens.analyses.explanation import Explanation
-from icl_lens.report.html import head_contents, section_contents
+from icl_lens.models.active_edits import edits_note
+from icl_lens.report.html import head_contents, section_contents, view_page
 from icl_lens.report.html.elements import Chip
+
+CONTENTS: dict[str, Callable[[Explanation], dict[str, Any]]] = {
+    "prompt": section_contents.prompt,
+    "answer": section_contents.answer,
+    "layers": section_contents.layers,
+    "located": head_contents.located,
+    "heads": head_contents.explorer,
+    "removal": section_contents.removal,
+    "configuration": section_contents.configuration,
+}
+"""What the sections with a template of their own show (templates/explanation/NAME.html.j2)."""
 
 
 def page(e: Explanation) -> tuple[str, dict[str, Any]]:
@@ -14,20 +27,25 @@ def page(e: Explanation) -> tuple[str, dict[str, Any]]:
     return "explanation.html.j2", {
         "title": f"{e.model}: {e.target} explained",
         "e": e,
+        "edits_note": edits_note(e.edits),
         "target": chips[e.target],
         "predicted": chips[e.predicted],
         "correct": Chip(e.answer or ""),
         "continuation": chips.get(next_token, Chip(next_token)),
         "compared_with": [chips[name] for name in e.scores.compared_with],
-        "prompt": section_contents.prompt_pieces(e),
-        "answer": section_contents.answer(e),
-        "demonstrations": section_contents.demonstrations_table(e),
-        "layer_charts": section_contents.layer_charts(e),
-        "layers": section_contents.layers_table(e),
-        "located": head_contents.located_table(e),
-        "explorer": head_contents.explorer(e),
-        "removal": section_contents.removal_table(e),
-        "parts": section_contents.parts_table(e),
-        "settings": section_contents.configuration(e),
-        "command": command(e),
+        "sections": _sections(e),
     }
+
+
+def _sections(e: Explanation) -> list[dict[str, Any]]:
+    """Return what each section shows: contents for its own template, or else its view."""
+    sections: list[dict[str, Any]] = []
+    for section in explanation_sections.SECTIONS:
+        heading = {"name": section.name, "title": section.title_of(e)}
+        if section.name in CONTENTS:
+            sections.append(heading | {"view": None} | CONTENTS[section.name](e))
+            continue
+        view = section.view(e)
+        if view is not None:
+            sections.append(heading | {"view": view_page.section_contents(view, {})})
+    return sections

@@ -9,8 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from icl_lens.analyses.explanation import Explanation, is_noise
-from icl_lens.analyses.explanation_reports import HeadReport
+from icl_lens.analyses.explanation import Explanation
+from icl_lens.analyses.explanation_reports import HeadReport, first_report, is_noise, words_of
+from icl_lens.analyses.explanation_sentences import (
+    exchange_note,
+    keys_name,
+    lost_name,
+    score_name,
+    why_sentence,
+)
+from icl_lens.analyses.explanation_tables import key_name, query_labels
 from icl_lens.reading.reasons import SIDES, WRITER_NAMES, AttentionReasons, Side
 from icl_lens.report.html.elements import (
     Bar,
@@ -35,23 +43,34 @@ MAX_UNSCROLLED_ROWS = 12
 MAX_COMPARED = 16
 
 
+def located(e: Explanation) -> dict[str, Any]:
+    """Return the table of located heads, its notes, and why the first head attends where it does."""
+    return {
+        "table": located_table(e),
+        "score_name": score_name(e),
+        "lost_name": lost_name(e),
+        "exchange_note": exchange_note(e),
+        "why": _why(e, first_report(e)),
+    }
+
+
 def explorer(e: Explanation) -> dict[str, Any]:
     """Return the map of all heads, the panels of the located ones, and the data with which the
     script shows others.
     """
     panels = [_panel(e, report, rank) for rank, report in enumerate(e.heads, 1)]
-    located = {report.head for report in e.heads}
+    marked = {report.head for report in e.heads}
     return {
-        "why": _why(e, e.first_report),
-        "map": HeadMap(e.all_heads.by(e.settings.by), located, f"{e.score_name}, nats"),
+        "score_name": score_name(e),
+        "map": HeadMap(e.all_heads.by(e.settings.by), marked, f"{score_name(e)}, nats"),
         "panels": panels,
         "data": {
             "labels": list(map(visible, e.labels)),
             "demos": _attended_keys(e),
             "attention": _rounded_attention(e),
             "k": len(e.heads),
-            "first": str(e.first_report.head),
-            "by": e.score_name,
+            "first": str(first_report(e).head),
+            "by": score_name(e),
         },
     }
 
@@ -122,7 +141,7 @@ def _located_columns(e: Explanation, labels: Sequence[int]) -> list[Cell]:
         columns.append("attends most to")
     columns.append(["#p(", Chip(e.target, e.labels.index(e.target)), ") with head zeroed"])
     if "effect" not in e.heads[0].scores:
-        columns.append(f"#{e.lost_name}, nats")
+        columns.append(f"#{lost_name(e)}, nats")
     return columns
 
 
@@ -224,7 +243,7 @@ def _why(e: Explanation, report: HeadReport) -> dict[str, Any] | None:
         "names": WRITER_NAMES,
         "lines": _pair_lines(why),
         "n_rows": max(len(why.query), len(why.key)),
-        "sentence": e.why_sentence(report),
+        "sentence": why_sentence(e, report),
         "titles": {side: _writer_titles(why, side) for side in SIDES},
         "words": written if written.rows else None,
         "pairs": Table(["query writer", "key writer", "#score"], pairs),
@@ -236,10 +255,10 @@ def _why(e: Explanation, report: HeadReport) -> dict[str, Any] | None:
 def _key_chips(e: Explanation, positions: Sequence[int]) -> list[Inline]:
     """Return the names of keys, or of four and more together."""
     if len(positions) >= 4:
-        return [Chip(e.keys_name(positions), e.input.label_at[positions[0]])]
+        return [Chip(keys_name(e, positions), e.input.label_at[positions[0]])]
     chips: list[Inline] = []
     for position in positions:
-        chips.append(Chip(e.key_name(position), e.input.label_at.get(position)))
+        chips.append(Chip(key_name(e, position), e.input.label_at.get(position)))
     return join_runs(chips)
 
 
@@ -309,7 +328,7 @@ def words_table(e: Explanation, report: HeadReport) -> dict[str, Any]:
         positions, labels = report.positions, (None,) * len(report.positions)
     values, keys, query = [], [], None
     is_any_noise = False
-    for _, kind, top_words, standout, rank in e.words_of(report):
+    for _, kind, top_words, standout, rank in words_of(e.input, report):
         words = Words(top_words, is_noise(standout))
         is_any_noise = is_any_noise or words.noise
         if kind == "value":
@@ -354,7 +373,7 @@ def _scores(e: Explanation, report: HeadReport) -> dict[str, Any] | None:
     first = max(0, count - MAX_COMPARED)
     rows, columns = np.arange(first, count + 1), slice(first, count)
     labels = np.array(e.input.demonstration_labels)[columns]
-    row_labels = np.array(e.query_labels)[rows]
+    row_labels = np.array(query_labels(e))[rows]
     scores = np.array(report.similarity)
     is_own = np.eye(count + 1, count, dtype=bool)
     means_of_others = np.ma.array(scores, mask=is_own).mean(1, keepdims=True)

@@ -1,13 +1,16 @@
 """Contents of page sections that are not about single heads: prompt, answer, layers, ablation,
-parts, configuration.
+configuration.
 """
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
+from icl_lens.analyses import explanation_tables as tables
+from icl_lens.analyses.command import command
 from icl_lens.analyses.explanation import Explanation
-from icl_lens.report.html.elements import Bar, Cell, Chip, Dots, Inline, Table, largest
+from icl_lens.analyses.explanation_sentences import answer_notes
+from icl_lens.report.html.elements import Bar, Cell, Chip, Dots, Inline, Table
 from icl_lens.report.html.templating import label_color
 from icl_lens.result.number_format import decimal, mean_and_range, percent, signed
 from icl_lens.result.view import Label
@@ -39,10 +42,15 @@ def join_runs(chips: Sequence[Inline], by: str = ", ") -> list[Inline]:
     return runs[1:]
 
 
+def prompt(e: Explanation) -> dict[str, Any]:
+    """Return the text that the model continues, in pieces."""
+    return {"pieces": prompt_pieces(e)}
+
+
 def prompt_pieces(e: Explanation) -> list[tuple[str, Chip | None]]:
     """Return the text the model continues in pieces, each with its chip if it is a label."""
     pieces: list[tuple[str, Chip | None]] = []
-    for piece in e.prompt_pieces:
+    for piece in tables.prompt_pieces(e):
         is_label = isinstance(piece, Label)
         pieces.append((str(piece), Chip(piece.text, piece.index) if is_label else None))
     return pieces
@@ -62,7 +70,7 @@ def answer(e: Explanation) -> dict[str, Any]:
         row.append(decimal(log_prob))
         if has_long_labels:
             row += [_scored_token(e, index), decimal(e.scores.whole_log_probs[index])]
-        row.append(", ".join(e.answer_notes(label)))
+        row.append(", ".join(answer_notes(e, label)))
         rows.append(row)
     columns = [unit_name(e), "#probability", "#log p, nats"]
     columns += ["scored token", "#full label, log p, nats"] if has_long_labels else []
@@ -80,20 +88,9 @@ def _scored_token(e: Explanation, label: int) -> Cell:
     return [token, " of ", *join_runs(spelling, " ")] if len(spelling) > 1 else [token]
 
 
-def demonstrations_table(e: Explanation) -> Table | None:
-    """Return what the explained label loses without each demonstration; None if it is not known."""
-    if e.demonstrations is None:
-        return None
-    demonstrations = e.shown_demonstrations
-    scale = largest([row["hidden"] for row in demonstrations])
-    rows: list[list[Cell]] = []
-    for lost in demonstrations:
-        label: Cell = ""
-        if lost["label"]:
-            label = Chip(lost["label"], e.input.demonstration_labels[lost["place"] - 1])
-        bar = Bar.signed(lost["hidden"], scale)
-        rows.append([lost["text"], label, bar, signed(lost["keys"]), signed(lost["values"])])
-    return Table(["demonstration", "label", "#hidden, nats", "#keys", "#values"], rows, "answer")
+def layers(e: Explanation) -> dict[str, Any]:
+    """Return the bars by layer, and their values."""
+    return {"charts": layer_charts(e), "table": layers_table(e)}
 
 
 def layer_charts(e: Explanation) -> list[dict[str, Any]]:
@@ -122,7 +119,7 @@ def layers_table(e: Explanation) -> Table:
     return Table(columns, rows)
 
 
-def removal_table(e: Explanation) -> Table:
+def removal(e: Explanation) -> dict[str, Any]:
     """Return label probabilities with the located heads zeroed, compared with each set of random
     heads.
     """
@@ -138,48 +135,33 @@ def removal_table(e: Explanation) -> Table:
         f"#{len(e.ablation.heads)} random zeroed",
         "0 – 100%",
     ]
-    return Table([unit_name(e), *columns], rows, "removal")
+    return {"table": Table([unit_name(e), *columns], rows, "removal")}
 
 
-def parts_table(e: Explanation) -> Table:
-    """Return the (head, position) parts with the largest contrast, or increase if heads are ranked
-    by it.
-    """
-    scale = largest([part.increase for part in e.subheads.largest])
-    rows: list[list[Cell]] = []
-    for part in e.subheads.largest:
-        token = Chip(part.token, e.input.label_at.get(part.position))
-        row: list[Cell] = [
-            str(part.head),
-            str(part.position),
-            token,
-            Bar.signed(part.increase, scale),
-        ]
-        row += [] if part.contrast is None else [signed(part.contrast)]
-        rows.append(row)
-    contrast = [["#", *contrast_name(e), ", nats"]] if e.scores.compared_with else []
-    return Table(["head", "#position", "token", "#increase, nats", *contrast], rows)
+def configuration(e: Explanation) -> dict[str, Any]:
+    """Return the settings that the numbers depend on, and the command that reproduces them."""
+    return {"settings": settings(e), "command": command(e)}
 
 
-def configuration(e: Explanation) -> dict[str, str]:
+def settings(e: Explanation) -> dict[str, str]:
     """Return the settings and versions that the numbers depend on."""
-    settings = e.settings
-    bos = {None: "the tokenizer’s default", True: "forced", False: "omitted"}[settings.prepend_bos]
+    options = e.settings
+    bos = {None: "the tokenizer’s default", True: "forced", False: "omitted"}[options.prepend_bos]
     compared_with = ", ".join(e.scores.compared_with)
     additive = "additive over parts" if e.scores.contrast_adds_up else "not additive over parts"
-    quantized = f", dequantized from {settings.quantization}" if settings.quantization else ""
-    bias = "with" if settings.bias else "without"
+    quantized = f", dequantized from {options.quantization}" if options.quantization else ""
+    bias = "with" if options.bias else "without"
     entries = {
         "model": e.model,
-        "weights": f"{settings.dtype}{quantized}",
+        "weights": f"{options.dtype}{quantized}",
         "explained": f"log p of the token {_explained_token(e)}",
         "contrast": f"log p of that token − log Σ p of {compared_with}; {additive}",
         "tokens": f"{len(e.input.tokens)}; beginning-of-sequence token: {bos}",
         "template": _layout(e),
-        "readout": f"final norm {settings.final_norm}, {bias} bias",
-        "heads": f"{settings.k} described, by {settings.by}; {settings.n_ablated} zeroed",
-        "random heads": f"{settings.n_random} sets of {settings.n_ablated}, seed {settings.seed}",
-        "versions": ", ".join(f"{name} {number}" for name, number in settings.versions),
+        "readout": f"final norm {options.final_norm}, {bias} bias",
+        "heads": f"{options.k} described, by {options.by}; {options.n_ablated} zeroed",
+        "random heads": f"{options.n_random} sets of {options.n_ablated}, seed {options.seed}",
+        "versions": ", ".join(f"{name} {number}" for name, number in options.versions),
     }
     if not compared_with:
         del entries["contrast"]

@@ -23,7 +23,7 @@ def contents(view: View, figures: Mapping[str, "Figure"]) -> dict[str, Any]:
         "heading": view.title,
         "about": view.about,
         "sentences": view.sentences,
-        "sections": [_section(section, figures) for section in view.sections],
+        "sections": [section_contents(section, figures) for section in view.sections],
         "all_rows": None,
         "n_rows": "",
     }
@@ -44,7 +44,8 @@ def table(section: Section) -> Table:
     return Table(names, rows, _style(section))
 
 
-def _section(section: Section, figures: Mapping[str, "Figure"]) -> dict[str, Any]:
+def section_contents(section: Section, figures: Mapping[str, "Figure"]) -> dict[str, Any]:
+    """Return what templates show of a section."""
     return {
         "id": re.sub(r"\W+", "-", section.title.lower()).strip("-"),
         "title": section.title,

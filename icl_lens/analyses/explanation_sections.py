@@ -1,0 +1,202 @@
+"""The sections of an explanation, in the order in which everything shows them.
+
+1. `SECTIONS` is the list. The page, the terminal, Markdown and `to_frame` walk it.
+2. A section that says what it shows as a `view` is drawn by all of them without more code.
+3. `report/html/explanation_page.py` and `report/explanation_terminal.py` name the sections that they
+   draw in ways of their own.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from icl_lens.analyses import explanation_tables as tables
+from icl_lens.analyses.explanation_reports import ExplanationReports
+from icl_lens.analyses.explanation_sentences import (
+    contrast_name,
+    demonstrations_note,
+    lost_name,
+    lost_note,
+    scores_note,
+)
+from icl_lens.analyses.explanation_tables import Row, TableName
+from icl_lens.result.number_format import mean_and_range, percent
+from icl_lens.result.view import Cell, Column, Label, Section
+
+Table = Callable[[ExplanationReports], Iterable[Row]]
+
+
+def probabilities(reports: ExplanationReports) -> Section:
+    """Return the labels' probabilities, and those without the located and without random heads."""
+    ablation = reports.ablation
+    columns = (
+        Column("token" if reports.is_plain_text else "label", is_number=False),
+        Column("probability"),
+        Column(f"without {', '.join(map(str, ablation.heads))}"),
+        Column(f"without {len(ablation.heads)} random heads"),
+    )
+    rows = []
+    for place, label in enumerate(reports.labels):
+        random_probabilities = [math.exp(log_probs[place]) for log_probs in ablation.random]
+        row = (
+            Label(label, place),
+            percent(math.exp(reports.scores.log_probs[place])),
+            percent(math.exp(ablation.located[place])),
+            mean_and_range(random_probabilities),
+        )
+        rows.append(row)
+    return Section("Probabilities", columns=columns, rows=tuple(rows))
+
+
+def located_heads(reports: ExplanationReports) -> Section:
+    """Return the located heads' scores, and what the answer loses without each."""
+    scores = list(reports.heads[0].scores)
+    columns = [Column("head", is_number=False)]
+    columns += [Column(f"{score}, nats") for score in scores]
+    has_effects = "effect" in scores
+    if not has_effects:
+        columns.append(Column(f"{lost_name(reports)}, nats"))
+    rows = []
+    for report in reports.heads:
+        row: list[Cell] = [str(report.head), *report.scores.values()]
+        if not has_effects:
+            row.append(reports.lost(report.ablated))
+        rows.append(tuple(row))
+    title = f"Heads by {reports.settings.by}"
+    notes = [f"{scores_note(reports)}."]
+    if not has_effects:
+        notes.append(f"{lost_note(reports)}.")
+    return Section(title, columns=tuple(columns), rows=tuple(rows), notes=tuple(notes))
+
+
+def demonstrations(reports: ExplanationReports) -> Section | None:
+    """Return what the explained label loses without each demonstration; None if it is not known."""
+    if reports.demonstrations is None:
+        return None
+    columns = (
+        Column("demonstration", is_number=False),
+        Column("label", is_number=False),
+        Column("hidden, nats", has_bars=True),
+        Column("keys"),
+        Column("values"),
+    )
+    rows = []
+    for lost in tables.shown_demonstrations(reports):
+        label: Cell = ""
+        if lost["label"]:
+            index = reports.input.demonstration_labels[lost["place"] - 1]
+            label = Label(lost["label"], index)
+        rows.append((lost["text"], label, lost["hidden"], lost["keys"], lost["values"]))
+    loses = f"log p of {reports.target} loses"
+    if reports.scores.compared_with:
+        loses = f"the log-odds of {reports.target} lose"
+    return Section(
+        explanation=f"What {loses} without each demonstration; blue ones help.",
+        columns=columns,
+        rows=tuple(rows),
+        notes=(demonstrations_note(reports),),
+    )
+
+
+def largest_parts(reports: ExplanationReports) -> Section:
+    """Return the (head, position) parts with the largest contrast, or increase if heads are ranked
+    by it.
+    """
+    columns = [
+        Column("head", is_number=False),
+        Column("position"),
+        Column("token", is_number=False),
+        Column("increase, nats", has_bars=True),
+    ]
+    if all(part.contrast is not None for part in reports.subheads.largest):
+        columns.append(Column(f"{contrast_name(reports)}, nats"))
+    rows = []
+    for part in reports.subheads.largest:
+        token = Label(part.token, reports.input.label_at.get(part.position, -1))
+        row: list[Cell] = [str(part.head), str(part.position), token, part.increase]
+        if part.contrast is not None:
+            row.append(part.contrast)
+        rows.append(tuple(row))
+    parts = reports.subheads
+    note = f"Exact: all {parts.n_parts} parts were evaluated."
+    if parts.certified:
+        note = f"Exact and certified: {parts.n_exact} of {parts.n_parts} parts were evaluated."
+    return Section(
+        explanation=f"The (head, position) pairs with the largest {tables.part_score(reports)}. "
+        "The parts of a head need not sum to its increase.",
+        columns=tuple(columns),
+        rows=tuple(rows),
+        notes=(note,),
+    )
+
+
+def no_view(reports: ExplanationReports) -> None:
+    """Return nothing: the section is drawn by the page and the terminal only."""
+
+
+@dataclass(frozen=True)
+class ExplanationSection:
+    """A section of explanations, and what each way of showing them takes from it."""
+
+    name: str
+    """Its anchor on the page, and its name where the page or the terminal draw it themselves."""
+    title: str
+    text_title: str = ""
+    """The title for plain text, if it is another."""
+    view: Callable[[ExplanationReports], Section | None] = no_view
+    """What it shows, as data; None if it has nothing to show."""
+    tables: Mapping[TableName, Table] = field(default_factory=dict)
+    """Its tables of `to_frame`."""
+
+    def title_of(self, reports: ExplanationReports) -> str:
+        """Return the title for a prompt or for plain text."""
+        return self.text_title if reports.is_plain_text and self.text_title else self.title
+
+
+SECTIONS = (
+    ExplanationSection("prompt", "Prompt"),
+    ExplanationSection(
+        "answer", "Answer", "Next token", view=probabilities, tables={"labels": tables.labels}
+    ),
+    ExplanationSection("layers", "Layers", tables={"layers": tables.layers}),
+    ExplanationSection(
+        "located",
+        "Located heads",
+        view=located_heads,
+        tables={"words": tables.words, "why": tables.why},
+    ),
+    ExplanationSection(
+        "heads",
+        "All heads",
+        tables={"heads": tables.heads, "similarity": tables.similarity},
+    ),
+    ExplanationSection(
+        "demonstrations",
+        "Demonstrations",
+        view=demonstrations,
+        tables={"demonstrations": tables.demonstrations},
+    ),
+    ExplanationSection("removal", "Ablating the located heads"),
+    ExplanationSection(
+        "parts", "Largest parts", view=largest_parts, tables={"subheads": tables.subheads}
+    ),
+    ExplanationSection("configuration", "Configuration"),
+)
+
+
+def views(reports: ExplanationReports) -> list[Section]:
+    """Return what the sections show as data, in order, each with its title."""
+    sections = []
+    for section in SECTIONS:
+        view = section.view(reports)
+        if view is not None:
+            sections.append(replace(view, title=view.title or section.title_of(reports)))
+    return sections
+
+
+def table(name: TableName) -> Table:
+    """Return the function that makes a table of `to_frame`."""
+    for section in SECTIONS:
+        if name in section.tables:
+            return section.tables[name]
+    raise AssertionError(f"no section has the table {name!r}")
