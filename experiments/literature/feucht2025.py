@@ -133,7 +133,7 @@ class OutputFrom(il.Edit):
     n_back: int
 
     @property
-    def shared(self) -> object:
+    def write_key(self) -> object:
         return id(self.z)
 
     def first_changes(self, batch: il.PromptBatch) -> torch.Tensor:

@@ -124,7 +124,7 @@ class Ablate(Edit):
     stages = (Stage.removal,)
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         ablated = {
             "zero": "zeroed",
             "mean": "set to their mean",
@@ -151,7 +151,7 @@ class Ablate(Edit):
         return self.mode == "resample" or self.positions == "labels"
 
     @property
-    def shared(self) -> object:
+    def write_key(self) -> object:
         if type(self) is not Ablate or self._strength_of:
             return id(self)
         return (

@@ -61,7 +61,7 @@ class AddVector(Edit):
     stages = (Stage.resid_post,)
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         """The edit in words, which stand alone: it has no heads to name before."""
         change = "in place of the residual stream" if self.replace else "added"
         vector = f"a vector {change} after layer {self.layer}"

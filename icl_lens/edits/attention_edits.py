@@ -51,7 +51,7 @@ class Reweight(Edit):
     _batch: PromptBatch | None = field(default=None, repr=False)
 
     stages = (Stage.pattern,)
-    what = "with scaled attention to labels"
+    description = "with scaled attention to labels"
     needs_batch = True
     positions = "last"
 
@@ -150,7 +150,7 @@ class RemovePosition(Edit):
             )
 
     stages = (Stage.scores,)
-    what = "with a weakened position term"
+    description = "with a weakened position term"
 
     def write_attention(self, attention: Attention, heads: list[int], layer: int) -> None:
         indices = attention.indices_of(heads)
@@ -202,7 +202,7 @@ class Block(Edit):
             )
 
     stages = (Stage.pattern,)
-    what = "with blocked attention"
+    description = "with blocked attention"
 
     @classmethod
     def prepare(
@@ -220,7 +220,7 @@ class Block(Edit):
                 "run the same batch"
             )
 
-    def is_only_last(self, batch: PromptBatch) -> bool:
+    def changes_only_last(self, batch: PromptBatch) -> bool:
         if (
             self.edges.shape[0] not in (1, len(batch))
             or tuple(self.edges.shape[1:]) != (batch.tokens.shape[1],) * 2

@@ -171,7 +171,7 @@ class ReplaceOutputs(Edit):
     ffn_index: Mapping[FFN, Sequence[int]]
     """Where each FFN's outputs are in `ffn`."""
 
-    what = "with other inputs"
+    description = "with other inputs"
     needs_batch = True
     at_prompt_end = True
 
@@ -205,7 +205,7 @@ class ReplaceOutputs(Edit):
             by_layer.setdefault(ffn.layer, [])
         return by_layer
 
-    def is_only_last(self, batch: PromptBatch) -> bool:
+    def changes_only_last(self, batch: PromptBatch) -> bool:
         backs = [self.z_back[:, indices] for indices in self.z_index.values()]
         backs += [self.ffn_back[:, indices] for indices in self.ffn_index.values()]
         return not any(bool((back > 0).any()) for back in backs)
@@ -275,10 +275,10 @@ class WithoutEdges(Edit):
         heads = tuple(reader for reader in readers if isinstance(reader, Head))
         object.__setattr__(self, "heads", heads)
 
-    what = "without some of their inputs"
+    description = "without some of their inputs"
     needs_batch = True
 
-    def is_only_last(self, batch: PromptBatch) -> bool:
+    def changes_only_last(self, batch: PromptBatch) -> bool:
         return all(edge.reader_at == "last" for edge in self.edges)
 
     @classmethod

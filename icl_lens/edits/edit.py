@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import chain
 from operator import itemgetter
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -42,28 +42,30 @@ class Stage(IntEnum):
     """
 
     inputs = 0
-    """Queries, keys and values."""
+    """Queries and keys."""
     scores = 1
     """The position term of attention scores."""
     pattern = 2
-    z = 3
-    removal = 4
+    values = 3
+    """Values, on which patterns do not depend."""
+    z = 4
+    removal = 5
     """Ablation, which sets z after all other edits."""
-    resid_pre = 5
+    resid_pre = 6
     """The residual stream before a layer. This and the following stages are sites."""
-    attn_out = 6
+    attn_out = 7
     """What attention adds to the residual stream."""
-    resid_mid = 7
+    resid_mid = 8
     """The residual stream between attention and FFN."""
-    mlp_post = 8
+    mlp_post = 9
     """The neurons of the FFN, before its output matrix."""
-    mlp_out = 9
+    mlp_out = 10
     """What the FFN adds to the residual stream."""
-    resid_post = 10
+    resid_post = 11
     """The residual stream after a layer."""
 
 
-ATTENTION_STAGES = (Stage.inputs, Stage.scores, Stage.pattern)
+ATTENTION_STAGES = (Stage.inputs, Stage.scores, Stage.pattern, Stage.values)
 Z_STAGES = (Stage.z, Stage.removal)
 SITE_STAGES = (
     *(Stage.resid_pre, Stage.attn_out, Stage.resid_mid),
@@ -169,27 +171,21 @@ class Edit:
     stages: tuple[Stage, ...] = (Stage.z,)
     """The stages at which the edit writes.
 
-    A subclass names them in a tuple: "inputs" (queries, keys and values), "scores" (the position
-    term of attention scores), "pattern", "z", "removal" (z, after all other edits), or a site, by
+    A subclass names them in a tuple: "inputs" (queries and keys), "scores" (the position term of
+    attention scores), "pattern", "values", "z", "removal" (z, after all other edits), or a site, by
     TransformerLens' name: "resid_pre", "resid_mid" or "resid_post" (the residual stream before,
     within and after a layer), "attn_out" or "mlp_out" (what attention or FFN adds to it), and
     "mlp_post" (the FFN's neurons).
     """
-    what: str = "edited"
-    """What is done to the heads, in words such as "zeroed"."""
+    positions: Any = "all"
+    """With "last", the edit changes and reads only the last position of each row."""
+    description: str = "edited"
+    """What is done to the heads, such as "zeroed"; it follows their names."""
     supports_cache: bool = False
     """Whether passes that continue a KV cache are edited like whole passes."""
     needs_batch: bool = False
     """Whether the edit belongs to particular prompts, which every pass must run; tokens may follow
     them.
-    """
-    keeps_scores: bool = False
-    """Whether an edit at the inputs stage changes no queries or keys, so that patterns are not
-    recomputed.
-    """
-    is_for_last_query: bool = False
-    """Whether the last query alone reads changed keys or values; earlier positions keep what they
-    have without.
     """
     at_prompt_end: bool = False
     """Whether "last" is the last token of the prompts also in passes in which generated tokens
@@ -213,17 +209,17 @@ class Edit:
         object.__setattr__(self, "heads", head_tuple(self.heads))
 
     @property
-    def shared(self) -> object:
-        """Edits of one type with the same `shared` write alike, except at other heads; by default,
-        none do.
+    def write_key(self) -> object:
+        """A value that edits of one type have in common if they write the same, except at other
+        heads, so that they can write at once; by default, edits have none in common.
         """
         return id(self)
 
-    def is_only_last(self, batch: PromptBatch) -> bool:
+    def changes_only_last(self, batch: PromptBatch) -> bool:
         """Return whether only the last position of the prompts changes, so that one token per
         prompt can run again.
         """
-        return getattr(self, "positions", "all") == "last"
+        return self.positions == "last"
 
     def first_changes(self, batch: PromptBatch) -> Int[Tensor, " prompt"]:
         """Return the first position of each prompt that the edit, without others, changes or reads,
@@ -288,12 +284,12 @@ class EditAtLayers:
     """
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """What is done to which heads, such as "L5H0, L4H1 zeroed"."""
         names = []
         for layer, heads in sorted(self.heads.items()):
             names += [str(Head(layer, head)) for head in heads]
-        return f"{some_of(names, 'heads')} {self.edit.what}".lstrip()
+        return f"{some_of(names, 'heads')} {self.edit.description}".lstrip()
 
     def select(self, prompts: Sequence[int]) -> "EditAtLayers":
         """Return the edit for passes that run only some of the prompts."""
@@ -332,7 +328,7 @@ def writes_at(
     writes: dict[tuple[Stage, int, object], tuple[Edit, list[tuple[int, list[int]]]]] = {}
     for number, edits in enumerate(sets):
         for place, (stage, edit, heads) in enumerate(edits_at(edits, layer, stages)):
-            key = stage, place, (type(edit.edit), edit.edit.shared)
+            key = stage, place, (type(edit.edit), edit.edit.write_key)
             _, members = writes.setdefault(key, (edit.edit, []))
             members.append((number, heads))
     return [writes[key] for key in sorted(writes, key=lambda key: key[:2])]
@@ -344,8 +340,7 @@ def edited_attention(
     last: Int[Tensor, " row"],
     prompts: Sequence[Int[Tensor, " row"]],
 ) -> tuple[list[int], Float[Tensor, "row head query key"], Float[Tensor, "row key head d_head"]]:
-    """Return the heads edited at the inputs, scores or pattern stage, with their edited patterns
-    and values.
+    """Return the heads whose attention is edited, with their edited patterns and values.
 
     `last` is the index of each row's last query, `prompts` has the index of each row's prompt for
     each edit. A pattern is recomputed from queries and keys if an edit changes its scores or if the
@@ -379,7 +374,7 @@ def _write_attention(
     """Let edits write, and record the heads whose pattern must be recomputed."""
     for (stage, edit, heads), prompt in edits:
         attention.prompt = prompt
-        if stage < Stage.pattern and not edit.edit.keeps_scores:
+        if stage < Stage.pattern:
             attention.rescored.update(attention.indices_of(heads))
         edit.edit.write_attention(attention, heads, layer)
 

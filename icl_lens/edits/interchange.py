@@ -60,10 +60,9 @@ class Interchange(Edit):
     """For each head of a layer, its key-value head."""
 
     stages = (Stage.inputs,)
-    what = "with exchanged queries, keys or values"
+    description = "with exchanged queries, keys or values"
     needs_batch = True
     positions = "last"
-    is_for_last_query = True
 
     @classmethod
     def prepare(

@@ -51,20 +51,20 @@ class Donor:
 
     -1 is for tokens that keep their own.
     """
-    places: Int[Tensor, "prompt token"]
-    """The position in that row."""
+    positions: Int[Tensor, "prompt token"]
+    """The position in that row at which the donor's key and value are."""
     has_queries: bool = True
     """Whether row i of `batch` is a whole prompt for prompt i; otherwise, rows end at labels."""
 
     def select(self, prompts: Sequence[int]) -> "Donor":
         """Return the donor of some of the prompts."""
         index = list(prompts)
-        rows, places = self.rows[index], self.places[index]
+        rows, positions = self.rows[index], self.positions[index]
         used = torch.tensor(index) if self.has_queries else rows[rows >= 0].unique()
-        place = torch.full((len(self.batch),), -1)
-        place[used] = torch.arange(len(used))
-        rows = torch.where(rows >= 0, place[rows.clamp(min=0)], -1)
-        return Donor(self.batch[used.tolist()], rows, places, self.has_queries)
+        new_number = torch.full((len(self.batch),), -1)
+        new_number[used] = torch.arange(len(used))
+        rows = torch.where(rows >= 0, new_number[rows.clamp(min=0)], -1)
+        return Donor(self.batch[used.tolist()], rows, positions, self.has_queries)
 
 
 class Pasts(NamedTuple):
@@ -87,11 +87,11 @@ class Prefixes:
     view: ModelView
     ids: list[list[int]] = field(default_factory=list)
     caches: list[Any] = field(default_factory=list)
-    places: list[tuple[int, int]] = field(default_factory=list)
-    """For each prompt, its cache and its row there."""
+    cache_and_row: list[tuple[int, int]] = field(default_factory=list)
+    """For each prompt, the index of its cache, and its row there."""
     is_tested: bool = False
     is_usable: bool = True
-    rows: PrefixCache | None = None
+    prefix_cache: PrefixCache | None = None
     """The first prompts with what rows of one token need; None if it cannot be used."""
 
     @classmethod
@@ -104,20 +104,20 @@ class Prefixes:
     def of(cls, view: ModelView, batch: PromptBatch) -> "Prefixes":
         """Run prompts and keep their keys and values, for donors and for single-token rows."""
         prefixes, cache = cls(view), new_cache(view)
-        rows = None
+        prefix_cache = None
         if cache is not None:
             try:
-                rows = PrefixCache.of(view, batch, tokens=batch.label_tokens, past=cache)
+                prefix_cache = PrefixCache.of(view, batch, tokens=batch.label_tokens, past=cache)
                 prefixes.add(batch, cache)
             except (PrefixCacheUnsupported, InputError, *CACHE_ERRORS) as error:
                 raise_out_of_memory(error)
-        prefixes.is_usable &= rows is not None
-        return replace(prefixes, rows=rows if prefixes.is_usable else None)
+        prefixes.is_usable &= prefix_cache is not None
+        return replace(prefixes, prefix_cache=prefix_cache if prefixes.is_usable else None)
 
     def add(self, batch: PromptBatch, cache: Any) -> None:
         """Add prompts with a cache that their pass has filled."""
         self.is_usable &= holds_all_layers(cache, self.view.n_layers, batch)
-        self.places += [(len(self.caches), row) for row in range(len(batch))]
+        self.cache_and_row += [(len(self.caches), row) for row in range(len(batch))]
         for tokens, last in zip(batch.tokens.tolist(), batch.last.tolist(), strict=True):
             self.ids.append(tokens[: last + 1])
         self.caches.append(cache)
@@ -138,7 +138,7 @@ class Prefixes:
         if not width:
             return None
         lengths = torch.tensor([length for _, length in starts])
-        source = torch.tensor([self.places[prompt] for prompt, _ in starts])
+        source = torch.tensor([self.cache_and_row[prompt] for prompt, _ in starts])
         positions = (torch.arange(width) - (width - lengths)[:, None]).clamp(min=0)
         return Pasts(
             gathered_cache(self.caches, self.view.n_layers, source, positions), lengths.tolist()
@@ -175,7 +175,7 @@ def record(
     families without the hooks of queries, keys and values.
     """
     batch = donor.batch
-    at, slots = _places_by_row(donor)
+    at, slots = _positions_by_row(donor)
     starts = [(0, 0)] * len(batch)
     if prefixes is not None and prefixes.is_usable and prefixes.ids and not keep:
         starts = _longest_starts(prefixes, batch, at if set(parts) & {"k", "v"} else None)
@@ -236,15 +236,15 @@ def _record_pass(
             return None
         prefixes.add(batch[rows], cache)
         return recording
-    return _checked(run, rows, prefixes, prefixes.pasts([starts[row] for row in rows]))
+    return _recording_or_none(run, rows, prefixes, prefixes.pasts([starts[row] for row in rows]))
 
 
 def _joined(recordings: Sequence[Recording], order: Sequence[int]) -> Recording:
     """Return recordings of several passes as one, whose rows were recorded in this order."""
-    place = torch.tensor(order).argsort()
+    in_order = torch.tensor(order).argsort()
     joined = {}
     for key in recordings[0]:
-        joined[key] = torch.cat([recording[key] for recording in recordings])[place]
+        joined[key] = torch.cat([recording[key] for recording in recordings])[in_order]
     return joined
 
 
@@ -272,18 +272,18 @@ def _passes(view: ModelView, lengths: Sequence[int], starts: Sequence[int]) -> I
         yield rows
 
 
-def _places_by_row(donor: Donor) -> tuple[Int[Tensor, "row slot"], Int[Tensor, "prompt token"]]:
+def _positions_by_row(donor: Donor) -> tuple[Int[Tensor, "row slot"], Int[Tensor, "prompt token"]]:
     """Return the positions to record in each row of a donor, and each token's slot among them."""
-    places: list[list[int]] = [[] for _ in range(len(donor.batch))]
+    positions: list[list[int]] = [[] for _ in range(len(donor.batch))]
     slots = torch.zeros_like(donor.rows)
     for prompt, token in (donor.rows >= 0).nonzero().tolist():
-        row = places[int(donor.rows[prompt, token])]
-        slots[prompt, token] = len(row)
-        row.append(int(donor.places[prompt, token]))
-    width = max(1, *map(len, places))
-    for row, last in zip(places, donor.batch.last.tolist(), strict=True):
-        row += [last] * (width - len(row))
-    return torch.tensor(places), slots
+        of_row = positions[int(donor.rows[prompt, token])]
+        slots[prompt, token] = len(of_row)
+        of_row.append(int(donor.positions[prompt, token]))
+    width = max(1, *map(len, positions))
+    for of_row, last in zip(positions, donor.batch.last.tolist(), strict=True):
+        of_row += [last] * (width - len(of_row))
+    return torch.tensor(positions), slots
 
 
 def _record_rows(
@@ -381,7 +381,7 @@ def _run(
         ]
 
 
-def _checked(
+def _recording_or_none(
     run: Callable[..., Recording], rows: list[int], prefixes: Prefixes, pasts: Pasts | None
 ) -> Recording | None:
     """Record rows with a cache; None if the model gives other activations with it, or none."""

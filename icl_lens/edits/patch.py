@@ -107,33 +107,30 @@ class Patch(Edit):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        stage = {"pattern": Stage.pattern, "z": Stage.z}.get(self.activation, Stage.inputs)
-        return (stage,)
+        stages = {"pattern": Stage.pattern, "v": Stage.values, "z": Stage.z}
+        return (stages.get(self.activation, Stage.inputs),)
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         return f"patched ({self.activation})"
-
-    @property
-    def keeps_scores(self) -> bool:
-        return self.activation == "v"
 
     @property
     def needs_batch(self) -> bool:
         return self.align == "labels"
 
     @property
-    def shared(self) -> object:
+    def write_key(self) -> object:
         if type(self) is not Patch:
             return id(self)
         return self.positions, self.align, id(self._recorded), id(self._aligned)
 
     @property
-    def is_for_last_query(self) -> bool:
+    def _is_for_last_query(self) -> bool:
+        """Whether the last query alone reads patched keys or values."""
         return self.positions == "last" and self.activation in ("k", "v")
 
-    def is_only_last(self, batch: PromptBatch) -> bool:
-        is_row = self.is_for_last_query or (
+    def changes_only_last(self, batch: PromptBatch) -> bool:
+        is_row = self._is_for_last_query or (
             self.activation in ("q", "z") and self.align == "positions"
         )
         return self.positions == "last" and is_row and len(self.source) in (1, len(batch))
@@ -167,7 +164,7 @@ class Patch(Edit):
         aligned = None
         if patch.align == "labels":
             assert batch is not None
-            aligned = _align_labels(patch.source, batch, include_last=not patch.is_for_last_query)
+            aligned = _align_labels(patch.source, batch, include_last=not patch._is_for_last_query)
         recorded = _record(view, by_layer, patch.source, patch.activation)
         return {"_recorded": recorded, "_heads": by_layer, "_aligned": aligned}
 
@@ -221,7 +218,7 @@ class Patch(Edit):
         device = last.device
         source = prompt if len(self.source) > 1 else torch.zeros_like(prompt)
         aligns_pattern = self.activation == "pattern" and self._aligned is not None
-        if self.positions == "last" and not self.is_for_last_query and not aligns_pattern:
+        if self.positions == "last" and not self._is_for_last_query and not aligns_pattern:
             entry = torch.arange(len(last), device=device)
             return entry, last, source, self.source.last.to(device)[source]
         if self._aligned is not None:

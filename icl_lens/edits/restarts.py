@@ -89,7 +89,7 @@ def score_restarted(
     size = len(batch) if view.has_hooks else max(1, min(limits))
     pieces = []
     for prompts in torch.arange(len(batch)).split(size):
-        piece = Piece(view, batch[prompts.tolist()], prompts, sets, start_layers, read)
+        piece = PromptPiece(view, batch[prompts.tolist()], prompts, sets, start_layers, read)
         try:
             scores = piece.scores(firsts[:, prompts], pass_tokens, advance)
         except (LaterStartUnsupported, *CACHE_ERRORS) as error:
@@ -107,7 +107,7 @@ class LaterStartUnsupported(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class PromptPiece:
     """Some prompts that are scored together."""
 
     view: ModelView
@@ -188,7 +188,7 @@ def _first_changes(
         return firsts
     for number, edits in enumerate(sets):
         if edits:
-            changes = [placed.edit.first_changes(batch).cpu() for placed in edits]
+            changes = [edit_at.edit.first_changes(batch).cpu() for edit_at in edits]
             firsts[number] = torch.stack(changes).amin(0)
     n_tokens = batch.last.cpu() + 1
     return torch.where(firsts < MIN_SKIPPED * n_tokens, 0, firsts)
@@ -209,7 +209,7 @@ def _check_clean(view: ModelView, deviation: Float[Tensor, ""]) -> None:
 
 def _first_layer(edits: Sequence[EditAtLayers], n_layers: int) -> int:
     """Return the first layer that a set of edits changes; `n_layers` for a set without edits."""
-    return min([min(placed.heads, default=n_layers) for placed in edits], default=n_layers)
+    return min([min(edit_at.heads, default=n_layers) for edit_at in edits], default=n_layers)
 
 
 def _hooks(
@@ -228,8 +228,8 @@ def _hooks(
     distinct_sets = [sets[number_of_set] for number_of_set in distinct.tolist()]
     layers: set[int] = set()
     for edits in distinct_sets:
-        for placed in edits:
-            layers |= placed.heads.keys()
+        for edit_at in edits:
+            layers |= edit_at.heads.keys()
 
     def places(members: Any, x: Tensor) -> Places:
         device = x.device

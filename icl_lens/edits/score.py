@@ -56,10 +56,10 @@ Sets = Sequence[Iterable[Edit]]
 def edited(model: Any, *edits: Edit, batch: PromptBatch | None = None) -> Iterator[None]:
     """Edit the model while the block runs.
 
-    Edits apply in a fixed order, however they are given and blocks are nested: queries, keys and
-    values, then scores, then patterns, then z, then ablation of heads, then sites (the residual
-    stream, attention and FFN outputs, neurons); within one of these stages, in the order given,
-    and those of an inner block after those of an outer one. `batch` are the prompts that passes in
+    Edits apply in a fixed order, however they are given and blocks are nested: queries and keys,
+    then scores, then patterns, then values, then z, then ablation of heads, then sites (the
+    residual stream, attention and FFN outputs, neurons); within one of these stages, in the order
+    given, and those of an inner block after those of an outer one. `batch` are the prompts that passes in
     the block must run; edits that belong to particular prompts need them (`Reweight`, `AddVector`,
     `WithoutEdges`, `PatchSite`, `Patch(align="labels")`, `Ablate` and `AblateSite` with
     `mode="resample"` or `positions="labels"`; see `Edit.needs_batch`).
@@ -84,9 +84,9 @@ def edited(model: Any, *edits: Edit, batch: PromptBatch | None = None) -> Iterat
             raise InputError(
                 f"batch must be the prompts run in the block for {type(edit).__name__}, got None"
             )
-    (placed,) = place(view, [edits], batch)
+    (edit_set,) = prepare_sets(view, [edits], batch)
     _check_whole(view, [edits])
-    with editing(view, *placed):
+    with editing(view, *edit_set):
         yield
 
 
@@ -227,16 +227,16 @@ def score_sets(
     """
     check_at_least(1, pass_tokens=pass_tokens)
     checked, read = check_sets(sets), checked_read(read)
-    placed = place(view, checked, batch)
+    prepared = prepare_sets(view, checked, batch)
     with steps("scoring", len(batch) * len(checked)) as advance:
-        return _score_placed(view, batch, checked, placed, read, pass_tokens, cached, advance)
+        return _score_prepared(view, batch, checked, prepared, read, pass_tokens, cached, advance)
 
 
-def _score_placed(
+def _score_prepared(
     view: ModelView,
     batch: PromptBatch,
     checked: Sequence[tuple[Edit, ...]],
-    placed: Sequence[Sequence[EditAtLayers]],
+    prepared: Sequence[Sequence[EditAtLayers]],
     read: Read,
     pass_tokens: int,
     cached: PrefixCache | None,
@@ -248,8 +248,8 @@ def _score_placed(
     """
     in_rows: dict[int, Sequence[EditAtLayers]] = {}
     for number, edits in enumerate(checked):
-        if all(edit.is_only_last(batch) for edit in edits):
-            in_rows[number] = placed[number]
+        if all(edit.changes_only_last(batch) for edit in edits):
+            in_rows[number] = prepared[number]
     scores: dict[int, Tensor] = {}
     reason = ""
     if any(in_rows.values()):
@@ -260,46 +260,46 @@ def _score_placed(
             _check_user_edits(view, batch, in_rows, scores, read, BEYOND_THE_LAST)
     not_scored = [number for number in range(len(checked)) if number not in scores]
     _check_whole(view, [checked[number] for number in not_scored])
-    restarted = [number for number in not_scored if _may_restart(view, placed[number])]
+    restarted = [number for number in not_scored if _may_restart(view, prepared[number])]
     if restarted:
-        sets = [placed[number] for number in restarted]
+        sets = [prepared[number] for number in restarted]
         by_restarts = score_restarted(
             view, batch, sets, read, pass_tokens=pass_tokens, advance=advance
         )
         scores |= dict(zip(restarted, by_restarts.unbind(1), strict=True))
-        restarted_sets = {number: placed[number] for number in restarted}
+        restarted_sets = {number: prepared[number] for number in restarted}
         _check_user_edits(view, batch, restarted_sets, scores, read, BEFORE_THE_FIRST)
     for number in not_scored:
         if number not in scores:
-            scores[number] = _read_whole(view, batch, placed[number], read)
+            scores[number] = _read_whole(view, batch, prepared[number], read)
             advance(len(batch))
     return torch.stack([scores[number] for number in range(len(checked))], dim=1), reason
 
 
-def _may_restart(view: ModelView, placed: Sequence[EditAtLayers]) -> bool:
+def _may_restart(view: ModelView, edits: Sequence[EditAtLayers]) -> bool:
     """Return whether a set of edits can be scored from its first edited layer on."""
     # Restarts write after the edits of open blocks, which is the order of stages only for ablation.
     allowed = {*Z_STAGES, *SITE_STAGES} if view.model not in DESCRIBE else {Stage.removal}
-    return all({*edit_at.edit.stages} <= allowed for edit_at in placed)
+    return all({*edit_at.edit.stages} <= allowed for edit_at in edits)
 
 
 def _read_whole(
-    view: ModelView, batch: PromptBatch, placed: Sequence[EditAtLayers], read: Read
+    view: ModelView, batch: PromptBatch, edits: Sequence[EditAtLayers], read: Read
 ) -> Tensor:
     """Return what is read in passes over whole prompts, as many at a time as `rows_per_pass`
     allows.
     """
     size = rows_per_pass(view, batch)
     if len(batch) <= size:
-        with model_lock(view.model), editing(view, *placed):
+        with model_lock(view.model), editing(view, *edits):
             return read(last_log_probs(view.model, batch), torch.arange(len(batch)))
     pieces = []
     for rows in torch.arange(len(batch)).split(size):
-        of_rows = [edit.select(rows.tolist()) for edit in placed]
+        edits_of_some_rows = [edit_at.select(rows.tolist()) for edit_at in edits]
         with (
             model_lock(view.model),
             edits_of_rows(view, rows.tolist()),
-            editing(view, *of_rows),
+            editing(view, *edits_of_some_rows),
         ):
             pieces.append(read(last_log_probs(view.model, batch[rows]), rows))
     return torch.cat(pieces)
@@ -339,7 +339,7 @@ def _check_edit(edit: object) -> None:
         )
 
 
-def place(
+def prepare_sets(
     view: ModelView, sets: Sequence[Sequence[Edit]], batch: PromptBatch | None
 ) -> list[list[EditAtLayers]]:
     """Return sets of edits ready to write.
@@ -357,10 +357,10 @@ def place(
             _check_heads(view, edits)
         for edit, prepared in zip(edits, kind.prepare(view, edits, batch), strict=True):
             ready[id(edit)] = EditAtLayers(prepared, prepared.by_layer(view), batch)
-    placed = []
+    prepared_sets = []
     for edits in sets:
-        placed.append([ready[id(edit)] for edit in edits])
-    return placed
+        prepared_sets.append([ready[id(edit)] for edit in edits])
+    return prepared_sets
 
 
 def _check_whole(view: ModelView, sets: Sequence[Sequence[Edit]]) -> None:
@@ -403,13 +403,13 @@ def _check_user_edits(
     The first set with an edit of each type that icl_lens does not define is run whole.
     """
     seen: set[type[Edit]] = set()
-    for number, placed in sets.items():
-        kinds = {type(edit_at.edit) for edit_at in placed} - seen
+    for number, edits in sets.items():
+        kinds = {type(edit_at.edit) for edit_at in edits} - seen
         user_kinds = {kind for kind in kinds if not kind.__module__.startswith("icl_lens.")}
         if not user_kinds:
             continue
         seen |= user_kinds
-        whole = _read_whole(view, batch, placed, read).to(scores[number])
+        whole = _read_whole(view, batch, edits, read).to(scores[number])
         tolerance = CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3)
         if not torch.allclose(
             whole, scores[number], atol=tolerance, rtol=tolerance, equal_nan=True

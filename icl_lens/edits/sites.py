@@ -254,7 +254,7 @@ class AblateSite(SiteEdit):
             object.__setattr__(self, "reference", tuple(reference_batches(self.reference)))
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         ablated = {
             "zero": "zeroed",
             "mean": "set to its mean",
@@ -394,7 +394,7 @@ class PatchSite(SiteEdit):
         check_batch(self.source, "source")
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         return f"{self._where} patched"
 
     @classmethod

@@ -1,4 +1,6 @@
-"""The active edits of a model, and the hooks that apply them in passes over whole prompts."""
+"""Run edits in passes over whole prompts: the active edits of a model, and the hooks that apply
+them.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -67,7 +69,7 @@ class Editor:
         handle_ids = {id(handle) for _, handle in self.hooked.values()}
         if are_edits_disabled(self.view):
             return [], handle_ids
-        return [placed.words for placed in self.edits], handle_ids
+        return [edit_at.description for edit_at in self.edits], handle_ids
 
     def enter(self, edit: EditAtLayers) -> None:
         """Activate an edit and add the hooks that no other edit has added."""
@@ -94,8 +96,8 @@ class Editor:
         them.
         """
         tokens = batch.tokens.cpu()
-        for placed in self.edits:
-            if placed.batch is None or not torch.equal(placed.batch.tokens.cpu(), tokens):
+        for edit_at in self.edits:
+            if edit_at.batch is None or not torch.equal(edit_at.batch.tokens.cpu(), tokens):
                 return False
         return True
 
@@ -103,7 +105,7 @@ class Editor:
     def selected(self, prompts: Sequence[int]) -> Iterator[None]:
         """Edit passes over some of the prompts inside the `with` block."""
         edits_of_all = self.edits
-        self.edits = [placed.select(prompts) for placed in edits_of_all]
+        self.edits = [edit_at.select(prompts) for edit_at in edits_of_all]
         try:
             yield
         finally:
@@ -114,16 +116,16 @@ class Editor:
         if not are_edits_disabled(self.view):
             check_thread(self.view.model)
             self.n_cached = cached_length(kwargs)
-            if self.n_cached and not all(placed.edit.supports_cache for placed in self.edits):
+            if self.n_cached and not all(edit_at.edit.supports_cache for edit_at in self.edits):
                 raise InputError(
                     "edits of some positions, or of attention, do not support a KV cache of "
                     "earlier passes, whose keys differ from those of a whole pass; generate with "
                     "use_past_kv_cache=False"
                 )
             tokens = pass_tokens(args, kwargs)
-            for placed in self.edits:
-                if placed.batch is not None and tokens is not None:
-                    check_same_prompts(placed.batch, tokens)
+            for edit_at in self.edits:
+                if edit_at.batch is not None and tokens is not None:
+                    check_same_prompts(edit_at.batch, tokens)
         mask = kwargs.get("attention_mask")
         self.key_mask = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
         self.values.clear()
@@ -182,10 +184,10 @@ class Editor:
                 is_last = self._is_last(z)[..., None, None]
                 z[:, :, heads] = torch.where(is_last, z[:, :, heads], earlier_z[:, :, heads])
         last = self.last(len(z), z.shape[1], z.device)
-        for _, placed, heads in edits_at(self.edits, layer, Z_STAGES):
-            prompt = _prompts(placed, len(z), z.device)
-            at = Places.of([(0, heads)], torch.zeros_like(prompt), prompt, _end(placed, last))
-            placed.edit.write_z(z, at, layer)
+        for _, edit_at, heads in edits_at(self.edits, layer, Z_STAGES):
+            prompt = _prompts(edit_at, len(z), z.device)
+            at = Places.of([(0, heads)], torch.zeros_like(prompt), prompt, _end(edit_at, last))
+            edit_at.edit.write_z(z, at, layer)
         return z
 
     def on_site(self, layer: int, site: Stage, x: Tensor) -> Tensor:
@@ -199,21 +201,21 @@ class Editor:
 
     def _edited_site(self, layer: int, site: Stage, x: Tensor) -> Tensor:
         """Write edits at a site in place."""
-        for _, placed, heads in edits_at(self.edits, layer, (site,)):
-            prompt = _prompts(placed, len(x), x.device)
-            if placed.batch is not None and placed.edit.at_prompt_end:
-                if self.n_cached >= placed.batch.tokens.shape[1]:
+        for _, edit_at, heads in edits_at(self.edits, layer, (site,)):
+            prompt = _prompts(edit_at, len(x), x.device)
+            if edit_at.batch is not None and edit_at.edit.at_prompt_end:
+                if self.n_cached >= edit_at.batch.tokens.shape[1]:
                     # The pass continues the prompts, which were edited.
-                    check_no_ragged_generation(placed.batch)
+                    check_no_ragged_generation(edit_at.batch)
                     continue
-                if x.shape[1] < placed.batch.tokens.shape[1]:
+                if x.shape[1] < edit_at.batch.tokens.shape[1]:
                     raise InputError(
-                        f"the forward pass must have shape {tuple(placed.batch.tokens.shape)} like "
+                        f"the forward pass must have shape {tuple(edit_at.batch.tokens.shape)} like "
                         f"batch, got {tuple(x.shape[:2])}; run the same batch"
                     )
-            last = _end(placed, self.last(len(x), x.shape[1], x.device))
+            last = _end(edit_at, self.last(len(x), x.shape[1], x.device))
             at = Places.of([(0, heads)], torch.zeros_like(prompt), prompt, last)
-            placed.edit.write_site(x, at, layer)
+            edit_at.edit.write_site(x, at, layer)
         return x
 
     def _attend(self, layer: int) -> None:
@@ -225,9 +227,9 @@ class Editor:
         q = values.seen["q"]
         last = self.last(len(q), q.shape[1], q.device)
         edits = edits_at(self.edits, layer, ATTENTION_STAGES)
-        prompts = [_prompts(placed, len(q), q.device) for _, placed, _ in edits]
+        prompts = [_prompts(edit_at, len(q), q.device) for _, edit_at, _ in edits]
         self.patterns[layer] = edited_attention(values, edits, last, prompts)
-        is_of_all_queries = [not placed.edit.is_for_last_query for _, placed, _ in edits]
+        is_of_all_queries = [edit_at.edit.positions != "last" for _, edit_at, _ in edits]
         if not all(is_of_all_queries):
             edits_of_all = list(compress(edits, is_of_all_queries))
             prompts_of_all = list(compress(prompts, is_of_all_queries))
@@ -249,26 +251,26 @@ def _attended(z: Tensor, edited: tuple[list[int], Tensor, Tensor]) -> list[int]:
     return heads
 
 
-def _end(placed: EditAtLayers, last: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
+def _end(edit_at: EditAtLayers, last: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
     """Return each row's last position, or its prompt's for edits at the prompt's end."""
-    if placed.batch is None or not placed.edit.at_prompt_end:
+    if edit_at.batch is None or not edit_at.edit.at_prompt_end:
         return last
-    return placed.batch.last.to(last.device).expand(len(last))
+    return edit_at.batch.last.to(last.device).expand(len(last))
 
 
-def _prompts(placed: EditAtLayers, n_rows: int, device: torch.device) -> Int[Tensor, " row"]:
+def _prompts(edit_at: EditAtLayers, n_rows: int, device: torch.device) -> Int[Tensor, " row"]:
     """Return the index of each row's prompt in the edit's batch.
 
     Raise InputError for another number of rows.
     """
     rows = torch.arange(n_rows, device=device)
-    if placed.prompt is not None and len(placed.prompt) == n_rows:
-        return placed.prompt.to(device)
-    if placed.batch is None or len(placed.batch) == n_rows:
+    if edit_at.prompt is not None and len(edit_at.prompt) == n_rows:
+        return edit_at.prompt.to(device)
+    if edit_at.batch is None or len(edit_at.batch) == n_rows:
         return rows
-    if len(placed.batch) > 1:
+    if len(edit_at.batch) > 1:
         raise InputError(
-            f"the forward pass must have {len(placed.batch)} rows like batch, got {n_rows}; run "
+            f"the forward pass must have {len(edit_at.batch)} rows like batch, got {n_rows}; run "
             "the same batch"
         )
     return torch.zeros_like(rows)
@@ -351,11 +353,11 @@ def check_no_ragged_generation(batch: PromptBatch) -> None:
         )
 
 
-def _hook_names(view: ModelView, placed: EditAtLayers) -> dict[str, tuple[int | None, str]]:
+def _hook_names(view: ModelView, edit_at: EditAtLayers) -> dict[str, tuple[int | None, str]]:
     """Return hook name -> (layer, activation); layer None for positions, which serve all layers."""
     names: dict[str, tuple[int | None, str]] = {}
-    stages = placed.edit.stages
-    for layer in placed.heads:
+    stages = edit_at.edit.stages
+    for layer in edit_at.heads:
         if {*stages} & {*ATTENTION_STAGES}:
             for name, hook in layer_hooks(view, layer).items():
                 names[hook] = (None if name == "position" else layer, name)
@@ -368,9 +370,9 @@ def _hook_names(view: ModelView, placed: EditAtLayers) -> dict[str, tuple[int | 
 
 def _layers_with_edited_attention(edits: Iterable[EditAtLayers]) -> set[int]:
     layers: set[int] = set()
-    for placed in edits:
-        if {*placed.edit.stages} & {*ATTENTION_STAGES}:
-            layers |= placed.heads.keys()
+    for edit_at in edits:
+        if {*edit_at.edit.stages} & {*ATTENTION_STAGES}:
+            layers |= edit_at.heads.keys()
     return layers
 
 

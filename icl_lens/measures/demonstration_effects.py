@@ -69,24 +69,13 @@ class HideDemonstration(Edit):
     way: Way = "hidden"
     _tokens: Bool[Tensor, "prompt pos"] | None = None
     heads = ()
+    stages = (Stage.pattern,)
+    positions = "last"
+    description = "without a demonstration"
+    needs_batch = True
 
     def __post_init__(self) -> None:
         """All heads of the model are edited (`by_layer`)."""
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        return (Stage.pattern,)
-
-    @property
-    def what(self) -> str:
-        return "without a demonstration"
-
-    @property
-    def needs_batch(self) -> bool:
-        return True
-
-    def is_only_last(self, batch: PromptBatch) -> bool:
-        return True
 
     @classmethod
     def prepare(

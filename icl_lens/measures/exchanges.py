@@ -288,7 +288,7 @@ def exchange_scores(
             piece.batch,
             _interchanges(piece, sets, recordings),
             ReadAmong(piece.batch.label_tokens),
-            cached=prefixes.rows if prefixes.is_usable else None,
+            cached=prefixes.prefix_cache if prefixes.is_usable else None,
         )
         pieces.append(_piece_scores(piece, log_probs.cpu()))
         first_reason = first_reason or reason

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from icl_lens.edits.edit import EditAtLayers
-from icl_lens.edits.score import Sets, check_sets, place
+from icl_lens.edits.score import Sets, check_sets, prepare_sets
 from icl_lens.edits.whole_passes import editing
 from icl_lens.errors import InputError, check_integers, short_repr
 from icl_lens.models.active_edits import active_edits, edits_suffix
@@ -113,10 +113,10 @@ def generate(
         "return_type": "tokens",
         "verbose": False,
     }
-    placed_sets = place(view, check_sets(sets), batch)
+    prepared_sets = prepare_sets(view, check_sets(sets), batch)
     tokens = []
-    with progress_switch(progress), steps("generating", len(placed_sets) * len(batch)) as advance:
-        for edits in placed_sets:
+    with progress_switch(progress), steps("generating", len(prepared_sets) * len(batch)) as advance:
+        for edits in prepared_sets:
             tokens.append(_continued(view, batch, edits, options, seed, advance))
     texts = []
     for tokens_of_set in tokens:
@@ -124,7 +124,7 @@ def generate(
     return Generations(
         texts=tuple(texts),
         tokens=tuple(tokens),
-        sets=_unique_names(placed_sets),
+        sets=_unique_names(prepared_sets),
         prompts=batch.queries if batch.prompts else batch.texts,
         edits=active_edits(view),
     )
@@ -197,11 +197,11 @@ def _last_position(x: Tensor, hook: Any) -> Tensor:
     return x[:, -1:]
 
 
-def _unique_names(placed_sets: Sequence[Sequence[EditAtLayers]]) -> tuple[str, ...]:
+def _unique_names(prepared_sets: Sequence[Sequence[EditAtLayers]]) -> tuple[str, ...]:
     """Return each set of edits in words; sets of the same words get their number."""
     names = []
-    for edits in placed_sets:
-        names.append(", ".join(edit_at.words for edit_at in edits) or "no edits")
+    for edits in prepared_sets:
+        names.append(", ".join(edit_at.description for edit_at in edits) or "no edits")
     unique_names = []
     for number, name in enumerate(names):
         unique_names.append(name if names.count(name) == 1 else f"{name} ({number})")

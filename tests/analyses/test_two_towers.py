@@ -122,7 +122,7 @@ def test_donors_run_from_the_first_token_that_differs(family_run, name, monkeypa
             assert_close(ours.log_probs, plain.log_probs, msg=donor_name)
     assert prefixes.is_usable
     assert prefixes.is_tested
-    assert_close(prefixes.rows.log_probs, last_log_probs(model, prompts.batch))
+    assert_close(prefixes.prefix_cache.log_probs, last_log_probs(model, prompts.batch))
     assert any(len({*lengths}) > 1 for _, lengths in sizes)
 
 
@@ -629,7 +629,7 @@ def test_labels_of_several_tokens_are_exchanged_as_a_whole(load_tiny):
     ready = tower_prompts(model, il.tokenize(model, prompts, prepend_bos=False))
     assert ready.positions[0].tolist() == [2, 3, 6, 7, 10, 11]
     for name in ("labels", "own text"):
-        assert torch.equal(ready.donor(name).places, ready.positions)
+        assert torch.equal(ready.donor(name).positions, ready.positions)
 
 
 def counted(function, sizes):
@@ -696,7 +696,7 @@ def test_a_pass_over_donors_copies_the_keys_of_one_layer_at_a_time(tiny_run):
     for layer in pasts.cache.layers:
         held += [x for x in vars(layer).values() if isinstance(x, torch.Tensor)]
     assert not any(x.is_floating_point() for x in held)
-    assert stored.keys.data_ptr() == prefixes.rows.keys[1].k.data_ptr()
+    assert stored.keys.data_ptr() == prefixes.prefix_cache.keys[1].k.data_ptr()
 
 
 def test_keys_of_donors_are_forgotten_before_those_of_the_prompts_are_kept(tiny_run, monkeypatch):

@@ -60,13 +60,18 @@ def last_edges(batch):
     return edges
 
 
-def edits_of(model, batch):
-    """Return edits that change only the last position, and others, by name."""
-    source = batch[[1, 2, 0]]
+def with_turned_demonstrations(model, batch):
+    """Return the prompts of a batch with their demonstrations in reverse order."""
     prompts = [
         replace(prompt, demonstrations=prompt.demonstrations[::-1]) for prompt in batch.prompts
     ]
-    turned = il.tokenize(model, prompts, prepend_bos=False)
+    return il.tokenize(model, prompts, prepend_bos=False)
+
+
+def edits_of(model, batch):
+    """Return edits that change only the last position, and others, by name."""
+    source = batch[[1, 2, 0]]
+    turned = with_turned_demonstrations(model, batch)
     vector = torch.linspace(-1, 1, families.D_MODEL)
     last = {
         "zero": il.Ablate(HEADS, positions="last"),
@@ -236,7 +241,7 @@ def test_edits_know_what_they_are():
     with pytest.raises(AttributeError):
         edit.positions = "all"
     assert repr(edit).startswith("Ablate(heads=('L1H0', (2, 3)), mode='zero'")
-    assert edit.what == "zeroed at the last position"
+    assert edit.description == "zeroed at the last position"
 
 
 @pytest.mark.slow
@@ -449,10 +454,7 @@ def test_earlier_positions_do_not_see_what_only_the_last_query_reads(load_tiny, 
     """
     model = load_tiny(name)
     batch = ragged(model)
-    prompts = [
-        replace(prompt, demonstrations=prompt.demonstrations[::-1]) for prompt in batch.prompts
-    ]
-    turned = il.tokenize(model, prompts, prepend_bos=False)
+    turned = with_turned_demonstrations(model, batch)
     patch = il.Patch([(1, 1), (1, 2)], turned, activation="k", positions="last", align="labels")
     everywhere = [il.Ablate([(0, 2)]), il.RemovePosition([(1, 1)])]
     seen, patterns = [], []
@@ -468,6 +470,56 @@ def test_earlier_positions_do_not_see_what_only_the_last_query_reads(load_tiny, 
         assert_close(patterns[1][row, :, :last], patterns[0][row, :, :last])
         assert (seen[1][row, last] - seen[0][row, last]).abs().amax(-1)[[1, 2]].min() > 1e-4
         assert (patterns[1][row, :, last] - patterns[0][row, :, last]).abs().max() > 1e-4
+
+
+@dataclass(frozen=True)
+class AttendToFirstEverywhere(AttendToFirst):
+    """Writes the pattern of all queries, though only the last position changes."""
+
+    def write_attention(self, attention, heads, layer):
+        for head in attention.indices_of(heads):
+            attention.pattern[:, head] = 0
+            attention.pattern[:, head, :, 0] = 1
+
+
+def test_an_edit_of_the_last_position_leaves_attention_of_earlier_queries(load_tiny):
+    model = load_tiny("gpt2")
+    batch = ragged(model)
+    everywhere = AttendToFirstEverywhere([(1, 1)])
+    last = AttendToFirst([(1, 1)])
+    patterns = []
+    hook = ("blocks.1.attn.hook_pattern", lambda pattern, hook: patterns.append(pattern.clone()))
+    for edits in ([], [everywhere], [last]):
+        with il.edited(model, *edits), model.hooks(fwd_hooks=[hook]):
+            last_log_probs(model, batch)
+    unedited, of_everywhere, of_last = patterns
+    assert torch.equal(of_everywhere, of_last)
+    for row, position in enumerate(batch.last.tolist()):
+        assert torch.equal(of_last[row, :, :position], unedited[row, :, :position])
+        assert not torch.equal(of_last[row, 1, position], unedited[row, 1, position])
+    scored = il.score(model, batch, [[everywhere]])[:, 0]
+    with il.edited(model, everywhere):
+        assert_close(il.score(model, batch), scored)
+
+
+def test_patched_values_keep_the_models_attention(load_tiny, monkeypatch):
+    """Patterns do not depend on values, so that none is computed again."""
+    model = load_tiny("gpt2")
+    batch = ragged(model)
+    patterns, zs = [], []
+    hooks = [
+        ("blocks.1.attn.hook_pattern", lambda pattern, hook: patterns.append(pattern.clone())),
+        ("blocks.1.attn.hook_z", lambda z, hook: zs.append(z.clone())),
+    ]
+    turned = with_turned_demonstrations(model, batch)
+    patch = il.Patch([(1, 1)], turned, activation="v", align="labels")
+    il.score(model, batch, [[patch]])  # checks of heads run once per model
+    monkeypatch.setattr("icl_lens.edits.edit.recompute_pattern", None)
+    for edits in ([], [patch]):
+        with il.edited(model, *edits, batch=batch), model.hooks(fwd_hooks=hooks):
+            last_log_probs(model, batch)
+    assert torch.equal(patterns[1], patterns[0])
+    assert (zs[1] - zs[0])[:, :, 1].abs().max() > 1e-4
 
 
 def test_a_pass_shorter_than_the_prompts_of_blocked_edges_is_refused(load_tiny):

@@ -1393,7 +1393,7 @@ def towers(c: Both) -> None:
             if part == "q":
                 return [(last, passes[row], len(passes[row].logits) - 1)]
             places = prompts.batch.label_positions[row].tolist()
-            theirs = zip(donor.rows[row].tolist(), donor.places[row].tolist(), strict=True)
+            theirs = zip(donor.rows[row].tolist(), donor.positions[row].tolist(), strict=True)
             return [
                 (at, passes[donor_row], place)
                 for at, (donor_row, place) in zip(places, theirs, strict=True)

@@ -49,11 +49,11 @@ class RowEdits:
         Sets share a row until their marks differ.
         """
         known: dict[object, int] = {}
-        for number, placed in enumerate(sets):
+        for number, edits in enumerate(sets):
             by_layer: dict[int, list[tuple[object, ...]]] = {}
-            for edit_at in placed:
+            for edit_at in edits:
                 for layer, heads in edit_at.heads.items():
-                    edited = type(edit_at.edit), edit_at.edit.shared, *heads
+                    edited = type(edit_at.edit), edit_at.edit.write_key, *heads
                     by_layer.setdefault(layer, []).append(edited)
             for layer in sorted(by_layer):
                 key = layer, tuple(by_layer[layer])
@@ -72,8 +72,8 @@ class RowEdits:
         together: dict[type[Edit], list[tuple[int, Edit, list[int]]]] = {}
         # A row has one query, whose index is 0.
         last = torch.zeros(len(by_prompt), dtype=torch.long, device=z.device)
-        for row, placed in enumerate(edits_of_rows, start=1):
-            edits = edits_at(placed, layer, ATTENTION_STAGES)
+        for row, edit_set in enumerate(edits_of_rows, start=1):
+            edits = edits_at(edit_set, layer, ATTENTION_STAGES)
             if len(edits) == 1 and type(edits[0][1].edit).write_rows is not None:
                 _, edit_at, heads = edits[0]
                 together.setdefault(type(edit_at.edit), []).append((row, edit_at.edit, heads))
@@ -105,8 +105,8 @@ class RowEdits:
     def sites(self, layer: int) -> set[Stage]:
         """Return the sites of a layer at which edits write."""
         sites: set[Stage] = set()
-        for placed in self.sets:
-            sites |= {stage for stage, _, _ in edits_at(placed, layer, SITE_STAGES)}
+        for edits in self.sets:
+            sites |= {stage for stage, _, _ in edits_at(edits, layer, SITE_STAGES)}
         return sites
 
     def _places(self, members: Any, sets: Sequence[int], prompt: Int[Tensor, " batch"]) -> Places:

@@ -87,8 +87,8 @@ def _need_recomputed_attention(sets: Sequence[Sequence[EditAtLayers]]) -> bool:
     They do for edits of attention that do not write rows themselves, and for several of them in one
     set.
     """
-    for placed in sets:
-        edits = [edit_at.edit for edit_at in placed]
+    for edit_set in sets:
+        edits = [edit_at.edit for edit_at in edit_set]
         of_attention = [edit for edit in edits if {*edit.stages} & {*ATTENTION_STAGES}]
         if len(of_attention) > 1 or any(type(edit).write_rows is None for edit in of_attention):
             return True
