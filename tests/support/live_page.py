@@ -4,7 +4,7 @@ this process.
 
 import json
 
-from icl_lens.report.live_view.widget import PANELS, LiveView
+from icl_lens.report.live_view.widget import PANEL_NAMES, LiveView
 
 PAGE = """<!doctype html><html lang="en" {attributes}><meta charset="utf-8"><title>live</title><style>{css}</style>
 <body style="margin: 0"><div id="view"></div><script type="module">
@@ -52,7 +52,7 @@ def page_source(traits, theme=None):
 def traits_of(view):
     return {
         name: getattr(view, name)
-        for name in ("_look", "_about", "_status", "_pins", *(f"_{panel}" for panel in PANELS))
+        for name in ("_look", "_about", "_status", "_pins", *(f"_{panel}" for panel in PANEL_NAMES))
     }
 
 

@@ -2,16 +2,17 @@
 
 1. `Scene` is one prompt on the model: its tokens, one captured pass, and the panels that were
    computed.
-2. `compute` returns the panels of a state in the order in which they are needed: the answer, the
-   scores of all heads, what changing the chosen heads does beside random sets, where the last of
-   them attends and why, what each demonstration adds, and last the scores that take a row per head.
+2. `PANELS` lists the panels in the order in which they are needed: the answer, the scores of all
+   heads, what changing the chosen heads does beside random sets, where the last of them attends and
+   why, what each demonstration adds, and last the scores that take a row per head. `compute` yields
+   those of a state.
 3. A panel that cannot be computed holds the reason (`left_out`); the others are complete.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -183,40 +184,50 @@ def _answered(prompt: Prompt, answer: str) -> Prompt:
     )
 
 
+@dataclass(frozen=True)
+class PanelKind:
+    """A panel of the live view: when it is computed, and by what."""
+
+    name: str
+    words: str
+    """What is computed, while it is computed."""
+    compute: Callable[[Scene, Sequence[Head], Change], Panel]
+    depends_on: tuple[Literal["heads", "change"], ...] = ()
+    """What it depends on beside the prompt: the chosen heads, and what is done to them."""
+    by: Score | Literal[""] = ""
+    """The score by which heads must be ranked for the panel to be needed; empty for any."""
+    is_required: bool = False
+    """Whether there is nothing to show if it cannot be computed."""
+
+    @property
+    def is_of_choice(self) -> bool:
+        """Whether it depends on the chosen heads, so that there is none without."""
+        return bool(self.depends_on)
+
+
 def compute(
-    scene: Scene, state: LiveState, *, starts: Callable[[str], None] = lambda name: None
+    scene: Scene, state: LiveState, *, starts: Callable[[str], None] = lambda words: None
 ) -> Iterator[tuple[str, Panel]]:
-    """Yield the name and the content of each panel, the quickest first; `starts` is called before
-    each is computed.
+    """Yield the name and the content of each panel, the quickest first; `starts` is called with
+    what is computed next, in words.
 
     Raise InputError for a prompt that the model cannot read, and heads that it does not have.
     """
     heads = tuple(scene.view.check_heads(state.heads))
-    steps: list[tuple[str, Any, Callable[[], Panel]]] = [
-        ("answer", "answer", lambda: answer(scene)),
-        ("heads", "heads", lambda: all_heads(scene)),
-    ]
-    if heads:
-        steps.append(
-            ("change", ("change", heads, state.change), lambda: changed(scene, heads, state.change))
-        )
-        steps.append(("attention", ("attention", heads), lambda: attention(scene, heads)))
-    steps += [
-        ("demonstrations", "demonstrations", lambda: demonstrations(scene)),
-        ("effect", "effect", lambda: effects(scene)),
-    ]
-    if state.by == "exchange":
-        steps.append(("exchange", "exchange", lambda: query_exchanges(scene)))
-    for name, key, step in steps:
+    for kind in PANELS:
+        if (kind.is_of_choice and not heads) or kind.by not in ("", state.by):
+            continue
+        choices = {"heads": heads, "change": state.change}
+        key = (kind.name, *(choices[choice] for choice in kind.depends_on))
         if key not in scene.panels:
-            starts(name)
+            starts(kind.words)
             try:
-                scene.panels[key] = step()
+                scene.panels[key] = kind.compute(scene, heads, state.change)
             except InputError as error:
-                if name in ("answer", "heads"):
+                if kind.is_required:
                     raise
                 scene.panels[key] = {"left_out": str(error)}
-        yield name, scene.panels[key]
+        yield kind.name, scene.panels[key]
     if not heads:
         _ = scene.rows  # so that the first click is as fast as the next
 
@@ -405,3 +416,27 @@ def head_map(by: Score, values: Float[Tensor, "layer head"]) -> Panel:
         by: values.tolist(),
         f"{by}_located": [str(Head.from_index(index, values.shape[1])) for index in best],
     }
+
+
+PANELS = (
+    PanelKind("answer", "probabilities", lambda scene, *_: answer(scene), is_required=True),
+    PanelKind(
+        "heads", "contrasts of all heads", lambda scene, *_: all_heads(scene), is_required=True
+    ),
+    PanelKind("change", "chosen and random heads", changed, depends_on=("heads", "change")),
+    PanelKind(
+        "attention",
+        "attention",
+        lambda scene, heads, _: attention(scene, heads),
+        depends_on=("heads",),
+    ),
+    PanelKind("demonstrations", "demonstrations", lambda scene, *_: demonstrations(scene)),
+    PanelKind("effect", "effects of all heads", lambda scene, *_: effects(scene)),
+    PanelKind(
+        "exchange",
+        "exchanged queries of all heads",
+        lambda scene, *_: query_exchanges(scene),
+        by="exchange",
+    ),
+)
+"""The panels in the order in which they are computed, the quickest first."""

@@ -26,23 +26,14 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.report.html.templating import asset
 from icl_lens.report.live_view.code import python_code
-from icl_lens.report.live_view.panels import Panel, Scene, compute
+from icl_lens.report.live_view.panels import PANELS, Panel, Scene, compute
 from icl_lens.report.live_view.state import LiveState
 from icl_lens.report.live_view.static import static_html
 from icl_lens.report.live_view.worker import Cancelled, Worker
 
-PANELS = ("answer", "heads", "change", "attention", "demonstrations", "effect", "exchange", "code")
-OF_CHOICE = ("change", "attention", "code")
+PANEL_NAMES = (*(kind.name for kind in PANELS), "code")
+OF_CHOICE = (*(kind.name for kind in PANELS if kind.is_of_choice), "code")
 """Panels that depend on the chosen heads as well as on the text."""
-WORDS = {
-    "answer": "probabilities",
-    "heads": "contrasts of all heads",
-    "change": "chosen and random heads",
-    "attention": "attention",
-    "demonstrations": "demonstrations",
-    "effect": "effects of all heads",
-    "exchange": "exchanged queries of all heads",
-}
 N_SCENES = 4
 """Prompts whose panels are kept, for going back to them."""
 MAX_PINS, MAX_PIN_CHARACTERS = 12, 100_000
@@ -93,9 +84,9 @@ class LiveView(anywidget.AnyWidget):
             "id": self._display_id,
             "atlas": list(atlas_scores),
         }
-        self.add_traits(**{f"_{name}": traitlets.Dict().tag(sync=True) for name in PANELS})
+        self.add_traits(**{f"_{name}": traitlets.Dict().tag(sync=True) for name in PANEL_NAMES})
         super().__init__(
-            _about=about | {"panels": PANELS, "of_choice": OF_CHOICE, "max_pins": MAX_PINS}
+            _about=about | {"panels": PANEL_NAMES, "of_choice": OF_CHOICE, "max_pins": MAX_PINS}
         )
         self.observe(self._on_look, names="_look")
         self.state = state
@@ -121,7 +112,9 @@ class LiveView(anywidget.AnyWidget):
         them.
         """
         return {
-            name: panel for name in PANELS if self._holds(name, panel := getattr(self, f"_{name}"))
+            name: panel
+            for name in PANEL_NAMES
+            if self._holds(name, panel := getattr(self, f"_{name}"))
         }
 
     @property
@@ -188,15 +181,15 @@ class LiveView(anywidget.AnyWidget):
         ids = {"text": look.get("text"), "pick": look.get("pick")}
         names: list[str] = []
 
-        def tell(next_name: str = "", error: str = "") -> None:
+        def tell(next_words: str = "", error: str = "") -> None:
             self._show(
                 "_status",
-                ids | {"done": len(names), "next": WORDS.get(next_name, ""), "error": error},
+                ids | {"done": len(names), "next": next_words, "error": error},
                 is_cancelled,
             )
 
         try:
-            tell("answer")
+            tell(PANELS[0].words)
             state = LiveState.from_dict(look["state"])
             scene = self._scene(state.prompt)
             for name, panel in compute(scene, state, starts=tell):
