@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
 def add_removals(study: Study, table: Table, ranking: Ranking) -> None:
     """Add what the answer loses without the located heads, by each way of removing them."""
     located = study.located_heads(ranking)
-    random_sets = il.random_head_sets(study.model, located, draws=N_RANDOM_SETS, seed=study.seed)
+    random_sets = il.random_head_sets(study.model, located, n_random=N_RANDOM_SETS, seed=study.seed)
     head_sets = [[], located, *random_sets]
     about = {"versus": VERSUS, "ranking": ranking, "note": " ".join(map(str, located))}
 
@@ -126,7 +126,7 @@ def add_curve(study: Study, table: Table, ranking: Ranking) -> None:
     n_heads = study.model.cfg.n_layers * study.model.cfg.n_heads
     counts = [count for count in COUNTS if count <= n_heads // 2]
     ranked = study.located_heads(ranking, counts[-1])
-    draws: dict[str, Any] = {"draws": N_RANDOM_CURVE, "seed": study.seed}
+    draws: dict[str, Any] = {"n_random": N_RANDOM_CURVE, "seed": study.seed}
     head_sets: list[list[il.Head]] = []
     for count in counts:
         first = ranked[:count]

@@ -114,7 +114,7 @@ def add_fix(study: Study, table: Table, fix: Fix, choosing: Pairs, tested: Pairs
     for ranking in RANKINGS:
         located = study.located_heads(ranking)
         random_sets = il.random_head_sets(
-            study.model, located, draws=N_RANDOM_SETS, seed=study.seed
+            study.model, located, n_random=N_RANDOM_SETS, seed=study.seed
         )
         head_sets = [located, *random_sets]
         try:

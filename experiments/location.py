@@ -149,7 +149,9 @@ def best_heads(values: np.ndarray, k: int) -> list[il.Head]:
 def add_losses(study: Study, table: Table, located: dict[str, list[il.Head]]) -> None:
     """Add the log-odds lost without each method's heads, next to random heads of their layers."""
     for method, heads in located.items():
-        random_sets = il.random_head_sets(study.model, heads, draws=N_RANDOM_SETS, seed=study.seed)
+        random_sets = il.random_head_sets(
+            study.model, heads, n_random=N_RANDOM_SETS, seed=study.seed
+        )
         edits = [[]]
         for heads_removed in (heads, *random_sets):
             edits.append([il.Ablate(heads_removed, positions="last")])

@@ -236,7 +236,9 @@ def add_costs(study: Study, table: Table, tasks: dict[str, TaskHeads]) -> None:
     places: dict[str, slice] = {}
     for name, task in tasks.items():
         n_random = max(1, -(-N_RANDOM_SETS // len(of_kind(tasks, task.prompts.kind))))
-        random_sets = il.random_head_sets(study.model, task.heads, draws=n_random, seed=study.seed)
+        random_sets = il.random_head_sets(
+            study.model, task.heads, n_random=n_random, seed=study.seed
+        )
         places[name] = slice(len(head_sets), len(head_sets) + 1 + n_random)
         head_sets += [task.heads, *random_sets]
     lost = {}

@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     edge_sets: dict[tuple[str, Any], list[il.Edge]] = {}
     for hop, (heads, edges_of) in hops.groups().items():
         edge_sets[hop, "ranked"] = edges_of(heads)
-        random_sets = il.random_head_sets(study.model, heads, draws=N_RANDOM, seed=study.seed)
+        random_sets = il.random_head_sets(study.model, heads, n_random=N_RANDOM, seed=study.seed)
         for number, random_heads in enumerate(random_sets):
             edge_sets[hop, number] = edges_of(random_heads)
     for kind, (heads, edges_of) in hops.single().items():

@@ -17,7 +17,7 @@ from typing import Literal
 
 from icl_lens.errors import InputError
 
-Kind = Literal["model", "dataset"]
+RepositoryKind = Literal["model", "dataset"]
 
 _MESSAGES = {
     "OfflineModeIsEnabled": "{what} is not in the cache, or only partly; unset HF_HUB_OFFLINE and "
@@ -42,7 +42,7 @@ class Repository:
     """
 
     name: str
-    kind: Kind
+    kind: RepositoryKind
     revision: str | None
     commit: str
     files: tuple[str, ...]
@@ -80,7 +80,11 @@ class Repository:
 
 
 def open_repository(
-    name: str, *, kind: Kind, revision: str | None = None, is_complete: Callable[[Repository], bool]
+    name: str,
+    *,
+    kind: RepositoryKind,
+    revision: str | None = None,
+    is_complete: Callable[[Repository], bool],
 ) -> Repository:
     """Return the repository `name` at the commit of `revision`, a branch, tag or commit (default:
     main).
@@ -128,7 +132,7 @@ def open_repository(
 
 
 def explain_hub_error(
-    error: BaseException, name: str, kind: Kind, revision: str | None = None
+    error: BaseException, name: str, kind: RepositoryKind, revision: str | None = None
 ) -> str:
     """Return one sentence, without a full stop, with the cause of a failed request or download and
     a remedy.
@@ -186,7 +190,7 @@ def show_download_bars(visible: bool) -> None:
         enable_progress_bars() if visible else disable_progress_bars()
 
 
-def _in_cache(name: str, kind: Kind, revision: str | None) -> Repository | None:
+def _in_cache(name: str, kind: RepositoryKind, revision: str | None) -> Repository | None:
     """Return the repository at the cached commit of a revision, with its cached files; None if it
     is not cached.
     """
@@ -208,7 +212,7 @@ def _in_cache(name: str, kind: Kind, revision: str | None) -> Repository | None:
     return Repository(name, kind, revision, commit, files, from_cache=True)
 
 
-def _cache_folder(name: str, kind: Kind) -> Path:
+def _cache_folder(name: str, kind: RepositoryKind) -> Path:
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE).expanduser() / f"{kind}s--{name.replace('/', '--')}"

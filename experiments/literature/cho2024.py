@@ -67,7 +67,7 @@ def scores_without(
     random ones of the same layers.
     """
     edits: list[list[il.Ablate]] = [[]]
-    random_sets = il.random_head_sets(study.model, heads, draws=N_RANDOM_SETS, seed=study.seed)
+    random_sets = il.random_head_sets(study.model, heads, n_random=N_RANDOM_SETS, seed=study.seed)
     for head_set in (heads, *random_sets):
         edits.append([il.Ablate(head_set, positions=positions)])
     options = {"heads": list(map(str, heads))}

@@ -209,7 +209,9 @@ class ZeroedLists:
         """Return the edits of some lists of heads."""
         edits: list[list[il.Ablate]] = [[]]
         for of_list in heads.values():
-            random_sets = il.random_head_sets(study.model, of_list, draws=n_random, seed=study.seed)
+            random_sets = il.random_head_sets(
+                study.model, of_list, n_random=n_random, seed=study.seed
+            )
             for head_set in (of_list, *random_sets):
                 edits.append([il.Ablate(head_set, positions="all")])
         return cls(heads, edits, n_random)

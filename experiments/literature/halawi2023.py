@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     )
     table.state("With wrong demonstrations, a middle layer is right more often than the output")
     heads = heads_of_false_labels(study, locating)
-    random_sets = il.random_head_sets(study.model, heads, draws=N_RANDOM_SETS, seed=study.seed)
+    random_sets = il.random_head_sets(study.model, heads, n_random=N_RANDOM_SETS, seed=study.seed)
     edits: list[list[il.Ablate]] = [[]]
     for head_set in (heads, *random_sets):
         edits.append([il.Ablate(head_set, positions="last")])

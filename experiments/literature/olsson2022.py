@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     twice = il.PromptBatch.from_tokens([row + row[:-1] for row in rows], targets=last(rows))
     heads = heads_by_induction(study, study.n_located)
     head_sets = [heads]
-    head_sets += il.random_head_sets(study.model, heads, draws=N_RANDOM_SETS, seed=study.seed)
+    head_sets += il.random_head_sets(study.model, heads, n_random=N_RANDOM_SETS, seed=study.seed)
     edits = [[], *([il.Ablate(head_set, positions="all")] for head_set in head_sets)]
     gains = log_probs(study, "twice", twice, edits) - log_probs(study, "once", once, edits)
     lost = gains[:, :1] - gains

@@ -424,7 +424,7 @@ def ablation(
     batch, options = scored.acts.batch, scored.options
     removed = located[: options.n_ablated]
     draws = random_head_sets(
-        scored.model, removed, draws=options.n_random, seed=options.seed, same_layers=False
+        scored.model, removed, n_random=options.n_random, seed=options.seed, same_layers=False
     )
     head_sets = [[head] for head in located]
     head_sets += [removed, *map(list, draws)]

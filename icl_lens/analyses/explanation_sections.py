@@ -19,11 +19,11 @@ from icl_lens.analyses.explanation_sentences import (
     lost_note,
     scores_note,
 )
-from icl_lens.analyses.explanation_tables import Row, TableName
+from icl_lens.analyses.explanation_tables import TableName, TableRow
 from icl_lens.result.number_format import mean_and_range, percent
 from icl_lens.result.view import Cell, Column, Label, Section
 
-Table = Callable[[ExplanationReports], Iterable[Row]]
+TableRows = Callable[[ExplanationReports], Iterable[TableRow]]
 
 
 def probabilities(reports: ExplanationReports) -> Section:
@@ -145,7 +145,7 @@ class ExplanationSection:
     """The title for plain text, if it is another."""
     view: Callable[[ExplanationReports], Section | None] = no_view
     """What it shows, as data; None if it has nothing to show."""
-    tables: Mapping[TableName, Table] = field(default_factory=dict)
+    tables: Mapping[TableName, TableRows] = field(default_factory=dict)
     """Its tables of `to_frame`."""
 
     def title_of(self, reports: ExplanationReports) -> str:
@@ -194,7 +194,7 @@ def views(reports: ExplanationReports) -> list[Section]:
     return sections
 
 
-def table(name: TableName) -> Table:
+def table(name: TableName) -> TableRows:
     """Return the function that makes a table of `to_frame`."""
     for section in SECTIONS:
         if name in section.tables:

@@ -17,14 +17,14 @@ from icl_lens.result.view import Label
 TableName = Literal[
     "heads", "layers", "subheads", "labels", "demonstrations", "words", "similarity", "why"
 ]
-Row = dict[str, Any]
-Place = tuple[int, str | None]
+TableRow = dict[str, Any]
+LabeledPosition = tuple[int, str | None]
 """A position, and the label there; None if it is not known."""
 MAX_DEMONSTRATIONS = 16
 """Demonstrations shown by the page and the terminal: those with the largest effects."""
 
 
-def heads(reports: ExplanationReports) -> Iterator[Row]:
+def heads(reports: ExplanationReports) -> Iterator[TableRow]:
     """Yield all heads, with the score that ranks them first."""
     all_heads = reports.all_heads
     grids: dict[Score, Grid] = {}
@@ -36,7 +36,7 @@ def heads(reports: ExplanationReports) -> Iterator[Row]:
         yield {"name": str(Head(layer, head)), **scores, "layer": layer, "head": head}
 
 
-def layers(reports: ExplanationReports) -> Iterator[Row]:
+def layers(reports: ExplanationReports) -> Iterator[TableRow]:
     """Yield what attention and FFN of each layer add."""
     report = reports.layers
     components = (
@@ -51,7 +51,7 @@ def layers(reports: ExplanationReports) -> Iterator[Row]:
             yield row
 
 
-def subheads(reports: ExplanationReports) -> Iterator[Row]:
+def subheads(reports: ExplanationReports) -> Iterator[TableRow]:
     """Yield the largest (head, position) parts."""
     by = part_score(reports)
     for part in reports.subheads.largest:
@@ -61,7 +61,7 @@ def subheads(reports: ExplanationReports) -> Iterator[Row]:
         yield row | {"layer": part.head.layer, "head": part.head.head}
 
 
-def labels(reports: ExplanationReports) -> Iterator[Row]:
+def labels(reports: ExplanationReports) -> Iterator[TableRow]:
     """Yield each label's log-probability, of the unedited model and with heads zeroed.
 
     Over the draws of random heads, it is the log of the mean probability, as the page and the
@@ -86,12 +86,12 @@ def labels(reports: ExplanationReports) -> Iterator[Row]:
         yield row
 
 
-def demonstrations(reports: ExplanationReports) -> list[Row]:
+def demonstrations(reports: ExplanationReports) -> list[TableRow]:
     """Return what each demonstration adds, without the totals."""
     return demonstration_rows(reports)[:-2]
 
 
-def words(reports: ExplanationReports) -> Iterator[Row]:
+def words(reports: ExplanationReports) -> Iterator[TableRow]:
     """Yield the top words of the located heads' values, keys and queries."""
     for report in reports.heads:
         for position, kind, top_words, standout, rank in words_of(reports.input, report):
@@ -106,7 +106,7 @@ def words(reports: ExplanationReports) -> Iterator[Row]:
             }
 
 
-def similarity(reports: ExplanationReports) -> Iterator[Row]:
+def similarity(reports: ExplanationReports) -> Iterator[TableRow]:
     """Yield the score of every query with every label's key."""
     queries, keys = _query_places(reports), _key_places(reports)
     for report in reports.heads:
@@ -124,7 +124,7 @@ def similarity(reports: ExplanationReports) -> Iterator[Row]:
                 }
 
 
-def why(reports: ExplanationReports) -> Iterator[Row]:
+def why(reports: ExplanationReports) -> Iterator[TableRow]:
     """Yield the largest parts, by writer, of the heads' attention scores and of what their values
     add.
     """
@@ -140,7 +140,7 @@ def why(reports: ExplanationReports) -> Iterator[Row]:
             yield compared | part
 
 
-def _parts_by_writer(reasons: AttentionReasons) -> Iterator[Row]:
+def _parts_by_writer(reasons: AttentionReasons) -> Iterator[TableRow]:
     """Yield the parts of each side, with the words of the largest, and those of pairs."""
     for side in SIDES:
         in_words = reasons.words(side)
@@ -201,7 +201,7 @@ def query_labels(reports: ExplanationReports) -> tuple[int, ...]:
     return (*reports.input.demonstration_labels, last)
 
 
-def _query_places(reports: ExplanationReports) -> list[Place]:
+def _query_places(reports: ExplanationReports) -> list[LabeledPosition]:
     """Return where each row of `HeadReport.similarity` is, and the label that is correct there."""
     positions = (*reports.input.prediction_positions, len(reports.input.tokens) - 1)
     names = (*reports.labels, None)  # the last for -1
@@ -209,7 +209,7 @@ def _query_places(reports: ExplanationReports) -> list[Place]:
     return list(zip(positions, labels, strict=True))
 
 
-def _key_places(reports: ExplanationReports) -> list[Place]:
+def _key_places(reports: ExplanationReports) -> list[LabeledPosition]:
     """Return where each column of `HeadReport.similarity` is, and the label there."""
     labels = [reports.labels[label] for label in reports.input.demonstration_labels]
     return list(zip(reports.input.label_positions, labels, strict=True))

@@ -47,7 +47,7 @@ from icl_lens.result.number_format import joined, signed
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import plan_in_order, start
 
-Layout = Literal["given", "last", "other", "original", "exchanged"]
+PromptVariant = Literal["given", "last", "other", "original", "exchanged"]
 Behavior = Literal[
     "learns",
     "contradicts",
@@ -77,7 +77,7 @@ BEHAVIORS: dict[Effect, tuple[Behavior, Behavior | None]] = {
     "prefers": ("prefers", None),
 }
 # The arrangements of each layout; "given" is the order of the prompts themselves.
-ARRANGEMENTS: dict[Layout, tuple[Arrangement, ...]] = {
+ARRANGEMENTS: dict[PromptVariant, tuple[Arrangement, ...]] = {
     "last": ("last", "last, exchanged"),
     "other": ("other", "other, exchanged"),
     "original": ("last", "other"),
@@ -159,8 +159,8 @@ class TaskCheck(Check):
     """Number of labels of a prompt, the largest of all prompts."""
     effects: dict[Effect, Interval]
     shares: dict[Effect, Interval]
-    accuracy: dict[Layout, Interval]
-    auroc: dict[Layout, Interval]
+    accuracy: dict[PromptVariant, Interval]
+    auroc: dict[PromptVariant, Interval]
     label_auroc: dict[str, Interval]
     favorite: str
     last_label: float
@@ -482,11 +482,11 @@ def check_of_scores(
         preferences = predicted.mean((0, 1))
     favorite = int(np.nanargmax(preferences))
 
-    by_layout: dict[Layout, list[LabelLogProbs]] = {"given": [as_given]}
+    by_layout: dict[PromptVariant, list[LabelLogProbs]] = {"given": [as_given]}
     for layout, names in ARRANGEMENTS.items():
         by_layout[layout] = [by_arrangement[name] for name in names]
-    labelings: tuple[Layout, ...] = ("given", "original", "exchanged")
-    aurocs: dict[Layout, _Aurocs] = {}
+    labelings: tuple[PromptVariant, ...] = ("given", "original", "exchanged")
+    aurocs: dict[PromptVariant, _Aurocs] = {}
     for layout in labelings:
         aurocs[layout] = _Aurocs.of(by_layout[layout], queries)
     label_intervals = map(aurocs["given"].of_label, range(len(labels)))
@@ -507,10 +507,10 @@ def check_of_scores(
 
 
 def _accuracies(
-    by_layout: dict[Layout, list[LabelLogProbs]], queries: Sequence[str]
-) -> dict[Layout, Interval]:
+    by_layout: dict[PromptVariant, list[LabelLogProbs]], queries: Sequence[str]
+) -> dict[PromptVariant, Interval]:
     """Return the accuracy in each layout, a mean over its arrangements."""
-    accuracies: dict[Layout, Interval] = {}
+    accuracies: dict[PromptVariant, Interval] = {}
     for layout, arrangements in by_layout.items():
         is_correct = torch.stack([scores.is_correct for scores in arrangements]).mean(0)
         accuracies[layout] = bootstrap_interval(is_correct, clusters=queries, bounds=(0.0, 1.0))

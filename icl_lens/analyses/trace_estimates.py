@@ -27,7 +27,7 @@ from icl_lens.prompts.batch import PromptBatch
 
 
 @dataclass(frozen=True, eq=False)
-class Change:
+class InputChange:
     """How an exchange changes what is at a site of a layer."""
 
     column: int
@@ -64,7 +64,7 @@ def _changes(
     batch: PromptBatch,
     sources: Sequence[PromptBatch],
     exchanges: Sequence[tuple[int, Site, SitePositions, int]],
-) -> Mapping[tuple[Stage, int], list[Change]]:
+) -> Mapping[tuple[Stage, int], list[InputChange]]:
     """Return (site, layer) -> the changes of the exchanges there."""
     columns_at: dict[tuple[int, Stage, SitePositions], dict[int, int]] = {}  # layer -> column
     for column, (number, site, positions, layer) in enumerate(exchanges):
@@ -83,13 +83,13 @@ def _changes(
         with edits_disabled(view):
             donated += record_sites(view, sources[number], readings)
     replaced = record_sites(view, batch, of_prompts)
-    changes_at: dict[tuple[Stage, int], list[Change]] = {}
+    changes_at: dict[tuple[Stage, int], list[InputChange]] = {}
     values = zip(by_source, of_prompts, donated, replaced, strict=True)
     for ((_, site, _), columns), reading, new, old in values:
         for layer, column in columns.items():
             dtype = torch.promote_types(old[layer].dtype, torch.float32)
             difference = new[layer].to(dtype) - old[layer].to(dtype)
-            change = Change(column, reading.places, difference)
+            change = InputChange(column, reading.places, difference)
             changes_at.setdefault((site, layer), []).append(change)
     return changes_at
 
@@ -98,7 +98,7 @@ def _add_estimates(
     view: ModelView,
     piece: PromptBatch,
     first: int,
-    changes_at: Mapping[tuple[Stage, int], list[Change]],
+    changes_at: Mapping[tuple[Stage, int], list[InputChange]],
     answers: AnswerTokens,
     lost: Float[Tensor, "batch exchange"],
 ) -> None:

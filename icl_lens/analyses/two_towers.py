@@ -195,7 +195,7 @@ def exchange_heads(
     groups: list[tuple[tuple[Head, ...], ...]] = []
     for heads in head_sets:
         checked_heads(view, heads)
-        drawn = random_head_sets(view.model, heads, draws=n_random, seed=seed)
+        drawn = random_head_sets(view.model, heads, n_random=n_random, seed=seed)
         groups.append((tuple(heads), *map(tuple, drawn)))
     sets: list[tuple[Exchange, tuple[Head, ...]]] = []
     for group in groups:

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Option
 
 from icl_lens.cli.console import PlainConsole, progress
+from icl_lens.cli.folder_options import FolderOptions
 from icl_lens.cli.head_options import HeadChoice, LocatingByOption, located_on
 from icl_lens.cli.option_groups import grouped
 from icl_lens.cli.options import (
+    FileOptions,
     ModelOptions,
-    OutputOptions,
     Positions,
     SeedOption,
     TokenOptions,
     parse_prompt,
     preview,
 )
-from icl_lens.cli.run_output import RunOutput
 from icl_lens.cli.task_options import SplitTask, print_what_heads_carry
 from icl_lens.errors import InputError
 
@@ -50,8 +50,8 @@ class HeadsOptions(HeadChoice):
 
 @grouped
 def ablate(
-    output: OutputOptions,
-    output_folder: RunOutput,
+    files: FileOptions,
+    folder: FolderOptions,
     heads: HeadsOptions,
     task: SplitTask,
     tokens: TokenOptions,
@@ -79,7 +79,7 @@ def ablate(
     from icl_lens.report.views import page as page_of
 
     _check(prompt, answer, task, heads)
-    output.check()
+    files.check()
     console = PlainConsole()
     testing: list[Prompt] = []
     if prompt is None:
@@ -115,7 +115,7 @@ def ablate(
         sets |= {"mode": heads.mode, "reference": reference}
     with progress() as report:
         ablation = il.ablate_with_controls(
-            loaded, batch, ablated_heads, run=il.Run(output_folder.out, progress=report), **sets
+            loaded, batch, ablated_heads, run=il.Run(folder.out, progress=report), **sets
         )
     about = {"model": ModelView.of(loaded).name, "command": shlex.join(["icl-lens", *sys.argv[1:]])}
     page_texts = {
@@ -123,27 +123,27 @@ def ablate(
         "chosen": f"{how[:1].upper()}{how[1:]}.",
         "behavior": str(behavior or ""),
     }
-    page = output.write(lambda: page_of(ablation, **page_texts, **about))
+    page = files.write(lambda: page_of(ablation, **page_texts, **about))
     rows = [
         {"text": text, "answer": asked.answer}
         for text, asked in zip(batch.texts, batch.prompts, strict=True)
     ]
-    output.write_json(
+    files.write_json(
         lambda: ablation.to_json(
             **about, chosen=how, task_check=behavior and behavior.to_dict(), prompts=rows
         )
     )
-    if output_folder.out is not None:
-        write_text(output_folder.out / "conditions.csv", ablation.to_frame().to_csv())
+    if folder.out is not None:
+        write_text(folder.out / "conditions.csv", ablation.to_frame().to_csv())
     console.print(f"{about['model']}: {', '.join(map(str, ablation.heads))}, {how}")
     console.print(ablation)
     print_what_heads_carry(console, behavior, ablation)
     task.print_more_queries(
         console, testing, n=task.n, seed=seed, is_undecided=ablation.is_undecided
     )
-    output.show(page, console)
-    if output_folder.out is not None:
-        console.print(f"Table: {output_folder.out / 'conditions.csv'}", soft_wrap=True)
+    files.show(page, console)
+    if folder.out is not None:
+        console.print(f"Table: {folder.out / 'conditions.csv'}", soft_wrap=True)
 
 
 def _check(prompt: str | None, answer: str | None, task: SplitTask, heads: HeadsOptions) -> None:

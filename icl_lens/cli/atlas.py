@@ -7,10 +7,10 @@ from typer import Option
 
 from icl_lens.cli.atlas_start import print_duration, warn_of_few_queries
 from icl_lens.cli.console import progress
+from icl_lens.cli.folder_options import FolderOptions
 from icl_lens.cli.head_options import NO_HEADS, head_names
 from icl_lens.cli.option_groups import grouped, reject_options
-from icl_lens.cli.options import ModelOptions, OutputOptions, SeedOption, TokenOptions, preview
-from icl_lens.cli.run_output import RunOutput
+from icl_lens.cli.options import FileOptions, ModelOptions, SeedOption, TokenOptions, preview
 from icl_lens.cli.task_options import SplitTask
 from icl_lens.errors import InputError
 
@@ -80,8 +80,8 @@ class AtlasOptions:
 def atlas(
     options: AtlasOptions,
     task: AtlasTask,
-    files: OutputOptions,
-    output: RunOutput,
+    files: FileOptions,
+    folder: FolderOptions,
     tokens: TokenOptions,
     model: ModelOptions,
     seed: SeedOption = 0,
@@ -110,7 +110,7 @@ def atlas(
         )
     names = options.head_names()
     files.check()
-    with output.running() as (run, console):
+    with folder.running() as (run, console):
         if task.name is None:
             task.check_no_task()
             reject_options(options, "edited", "judge", reason="heads are edited with --task only")
@@ -132,7 +132,7 @@ def atlas(
             task.print_behavior(console, loaded, tokens, n=task.n, seed=seed)
         print_duration(console, loaded, batch, options.counts())
         with progress(hidden=console.quiet) as report:
-            about = output.about(task, model, tokens, prompts=prompts, n=task.n, seed=seed)
+            about = folder.about(task, model, tokens, prompts=prompts, n=task.n, seed=seed)
             run = replace(
                 run,
                 batch_size=options.batch_size,
@@ -157,8 +157,8 @@ def atlas(
         files.write_json(lambda: head_atlas.to_json(model=ModelView.of(loaded).name))
         console.print(head_atlas)
         files.show(page, console)
-        if output.out is not None:
-            output.out.mkdir(parents=True, exist_ok=True)
-            table_path = output.out / "heads.csv"
+        if folder.out is not None:
+            folder.out.mkdir(parents=True, exist_ok=True)
+            table_path = folder.out / "heads.csv"
             head_atlas.to_csv(table_path)
             console.print(f"Table: {table_path}")

@@ -5,9 +5,9 @@ from typing import Annotated
 
 from typer import Option
 
+from icl_lens.cli.folder_options import FolderOptions
 from icl_lens.cli.option_groups import grouped
-from icl_lens.cli.options import ModelOptions, OutputOptions, SeedOption, TokenOptions, preview
-from icl_lens.cli.run_output import RunOutput
+from icl_lens.cli.options import FileOptions, ModelOptions, SeedOption, TokenOptions, preview
 from icl_lens.cli.task_options import TaskOptions
 
 
@@ -20,8 +20,8 @@ class CheckedTask(TaskOptions):
 
 @grouped
 def check(
-    output: OutputOptions,
-    output_folder: RunOutput,
+    files: FileOptions,
+    folder: FolderOptions,
     task: CheckedTask,
     tokens: TokenOptions,
     model: ModelOptions,
@@ -36,10 +36,10 @@ def check(
     """
     from icl_lens.prompts.prompt_list import demonstrations_each
 
-    output.check()
+    files.check()
     task = replace(task, layout="random")
     prompts = task.prompts(n=n, seed=seed)  # before the model is loaded
-    with output_folder.running() as (run, console):
+    with folder.running() as (run, console):
         task.print_data(console, prompts, tokens)
         loaded = model.load(default_device=run.device)
         model.warn_of_words(console, prompts)
@@ -50,10 +50,10 @@ def check(
         )
         if console.quiet or behavior is None:
             return
-        page = output.write(behavior.to_html)
-        output.write_json(behavior.to_json)
+        page = files.write(behavior.to_html)
+        files.write_json(behavior.to_json)
         console.print(behavior)
         task.print_more_queries(
             console, prompts, n=n, seed=seed, is_undecided=behavior.is_undecided
         )
-        output.show(page, console)
+        files.show(page, console)

@@ -10,17 +10,17 @@ from typing import Annotated
 from typer import Option
 
 from icl_lens.cli.console import progress
+from icl_lens.cli.folder_options import FolderOptions
 from icl_lens.cli.head_options import HeadChoice, LocatingByOption, located_on
 from icl_lens.cli.option_groups import grouped
 from icl_lens.cli.options import (
+    FileOptions,
     ModelOptions,
-    OutputOptions,
     ReaderAt,
     SeedOption,
     TokenOptions,
     preview,
 )
-from icl_lens.cli.run_output import RunOutput
 from icl_lens.cli.task_options import SplitTask
 from icl_lens.errors import InputError
 
@@ -62,8 +62,8 @@ class EdgeOptions(HeadChoice):
 
 @grouped
 def circuit(
-    output: OutputOptions,
-    output_folder: RunOutput,
+    files: FileOptions,
+    folder: FolderOptions,
     heads: EdgeOptions,
     task: CircuitTask,
     tokens: TokenOptions,
@@ -94,8 +94,8 @@ def circuit(
         )
     if heads.heads is not None and (heads.k is not None or heads.by is not None):
         raise InputError("pass either --heads, or --top and --by to locate them, not both")
-    output.check()
-    with output_folder.running() as (run, console):
+    files.check()
+    with folder.running() as (run, console):
         locating, testing = task.split_prompts(seed)
         task.print_data(console, [*locating, *testing], tokens)
         loaded = model.load(default_device=run.device)
@@ -120,16 +120,15 @@ def circuit(
             "reader_at": heads.reader_at,
         }
         with progress(hidden=console.quiet) as report:
-            about = output_folder.about(
+            about = folder.about(
                 task, model, tokens, prompts=all_prompts.prompts, n=task.n, seed=seed
             )
             run = replace(run, progress=report, about=about)
             located_circuit = il.locate_circuit(loaded, ranked, tested, readers, **options, run=run)
         if console.quiet:
             return
-        folder = output_folder.out
-        if folder is not None:
-            write_text(folder / "circuit.svg", svg(plots.circuit(located_circuit)).decode())
+        if folder.out is not None:
+            write_text(folder.out / "circuit.svg", svg(plots.circuit(located_circuit)).decode())
         about = {
             "model": ModelView.of(loaded).name,
             "command": shlex.join(["icl-lens", *sys.argv[1:]]),
@@ -139,8 +138,8 @@ def circuit(
             "chosen": f"{how[:1].upper()}{how[1:]}.",
             "behavior": str(behavior or ""),
         }
-        page = output.write(lambda: page_of(located_circuit, **page_texts, **about))
-        output.write_json(
+        page = files.write(lambda: page_of(located_circuit, **page_texts, **about))
+        files.write_json(
             lambda: located_circuit.to_json(
                 **about, chosen=how, task_check=behavior and behavior.to_dict()
             )
@@ -149,9 +148,9 @@ def circuit(
         console.print(located_circuit)
         is_undecided = located_circuit.is_undecided
         task.print_more_queries(console, testing, n=task.n, seed=seed, is_undecided=is_undecided)
-        output.show(page, console)
-        if folder is not None:
+        files.show(page, console)
+        if folder.out is not None:
             console.print(
-                f"Tables: {folder / 'edges.parquet'}, curve, groups, layers, scores, and CSV; "
+                f"Tables: {folder.out / 'edges.parquet'}, curve, groups, layers, scores, and CSV; "
                 "graph: circuit.svg"
             )

@@ -6,18 +6,18 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from icl_lens.cli.console import PlainConsole, progress
+from icl_lens.cli.folder_options import FolderOptions
 from icl_lens.cli.head_options import ByOption
 from icl_lens.cli.option_groups import grouped, reject_options
 from icl_lens.cli.options import (
     PAPER_ANSWER,
     PAPER_PROMPT,
+    FileOptions,
     ModelOptions,
-    OutputOptions,
     ReadoutOptions,
     SeedOption,
     parse_prompt,
 )
-from icl_lens.cli.run_output import RunOutput
 from icl_lens.cli.task_options import TaskOptions
 from icl_lens.errors import InputError
 
@@ -48,8 +48,8 @@ class TwoModels(ModelOptions):
 
 @grouped
 def compare(
-    output: OutputOptions,
-    output_folder: RunOutput,
+    files: FileOptions,
+    folder: FolderOptions,
     task: TaskOptions,
     readout: ReadoutOptions,
     models: TwoModels,
@@ -76,7 +76,7 @@ def compare(
     from icl_lens.analyses.comparison import compare as compare_explanations
     from icl_lens.analyses.model_comparison import ModelComparison
 
-    _check_number(n, models, task, output_folder)
+    _check_number(n, models, task, folder)
     prompts: list[Any] = task.sample_prompts(
         2 if models.are_same else n, seed=seed, conflicting=(a, b, answer, answer_b)
     )
@@ -84,7 +84,7 @@ def compare(
         raise InputError(
             "nothing to compare; pass two prompts, a task, or a second model with --model-b"
         )
-    output.check()
+    files.check()
     if not prompts:
         prompts = _parsed(a, b, answer, answer_b)
     console = PlainConsole()
@@ -105,7 +105,7 @@ def compare(
                 second,
                 prompts,
                 by=by,
-                run=Run(output_folder.out, progress=report),
+                run=Run(folder.out, progress=report),
                 **settings,
             )
     else:
@@ -115,14 +115,14 @@ def compare(
             second_prompt = replace(second_prompt, answer=second_prompt.answer or before.target)
         after = explain(second, second_prompt, by=by, **second_settings)
         comparison = compare_explanations(before, after)
-    output.write_json(comparison.to_json)
-    page = output.write(comparison.to_html)
+    files.write_json(comparison.to_json)
+    page = files.write(comparison.to_html)
     console.print(comparison)
     if isinstance(comparison, ModelComparison):
         task.print_more_queries(
             console, prompts, n=n, seed=seed, is_undecided=comparison.is_undecided
         )
-    output.show(page, console)
+    files.show(page, console)
 
 
 def _parsed(a: str | None, b: str | None, answer: str | None, answer_b: str | None) -> list[Any]:
@@ -132,7 +132,7 @@ def _parsed(a: str | None, b: str | None, answer: str | None, answer_b: str | No
     return [parse_prompt(a, answer), parse_prompt(a if b is None else b, answer_b)]
 
 
-def _check_number(n: int, models: TwoModels, task: TaskOptions, output_folder: RunOutput) -> None:
+def _check_number(n: int, models: TwoModels, task: TaskOptions, folder: FolderOptions) -> None:
     """Raise InputError for several prompts without a task and two models, and for a folder without
     several prompts.
     """
@@ -141,7 +141,7 @@ def _check_number(n: int, models: TwoModels, task: TaskOptions, output_folder: R
             f"-n must be 1 without a second model and a task, got {n}; pass --model-b and --task"
         )
     if n == 1:
-        reject_options(output_folder, "out", reason="only -n prompts are stored")
+        reject_options(folder, "out", reason="only -n prompts are stored")
 
 
 def _check_same_settings(settings: dict[str, Any], second_settings: dict[str, Any]) -> None:

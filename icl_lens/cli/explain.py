@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from typer import Argument, Option
 
 from icl_lens.cli.console import PlainConsole, progress
+from icl_lens.cli.folder_options import FolderOptions
 from icl_lens.cli.head_options import ByOption, head_names
 from icl_lens.cli.option_groups import grouped, reject_options
 from icl_lens.cli.options import (
     PAPER_ANSWER,
     PAPER_PROMPT,
+    FileOptions,
     ModelOptions,
-    OutputOptions,
     ReadoutOptions,
     SeedOption,
     parse_prompt,
 )
-from icl_lens.cli.run_output import RunOutput
 from icl_lens.cli.task_options import TaskOptions, print_what_heads_carry
 from icl_lens.errors import InputError
 
@@ -47,7 +47,7 @@ class TextOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WhyOptions(RunOutput):
+class WhyOptions(FolderOptions):
     """The heads whose attention to explain, for one prompt or on average over a task."""
 
     panel: ClassVar[str] = "Why a head attends"
@@ -81,7 +81,7 @@ class WhyOptions(RunOutput):
 
 @grouped
 def explain(
-    output: OutputOptions,
+    files: FileOptions,
     why_options: WhyOptions,
     text_options: TextOptions,
     task: TaskOptions,
@@ -130,8 +130,8 @@ def explain(
     text_options.check(prompt, readout)
     why_options.check(
         task,
-        html=output.html is not None,
-        open=output.open_page,
+        html=files.html is not None,
+        open=files.open_page,
         by=by is not None,
         top=k != 10,
         ablate=n_ablated != 4,
@@ -140,7 +140,7 @@ def explain(
     sampled = task.sample_prompts(1, seed=seed, conflicting=(prompt, answer, text_options.text))
     if row is not None:
         sampled = [_prompt_of_row(task, row, seed=seed)]
-    output.check()
+    files.check()
     if sampled:
         explained = sampled[0]
     elif text_options.text is not None:
@@ -150,7 +150,7 @@ def explain(
     else:
         explained = parse_prompt(prompt, answer)
     if why_options.n is not None:
-        _explain_task(output, why_options, task, readout, model, n=why_options.n, seed=seed)
+        _explain_task(files, why_options, task, readout, model, n=why_options.n, seed=seed)
         return
     console = PlainConsole()
     if isinstance(explained, Prompt):
@@ -172,12 +172,12 @@ def explain(
     if isinstance(explained, Prompt):
         model.warn_of_words(console, [explained])
     # Files are written before printing, so that a closed pipe loses nothing.
-    if output.json_file is not None:
-        explanation.save(output.json_file)
-    page = output.write(explanation.to_html)
+    if files.json_file is not None:
+        explanation.save(files.json_file)
+    page = files.write(explanation.to_html)
     console.print(explanation)
     print_what_heads_carry(console, behavior, explanation)
-    output.show(page, console)
+    files.show(page, console)
 
 
 def _prompt_of_row(task: TaskOptions, row: int, *, seed: int) -> "Prompt":
@@ -191,7 +191,7 @@ def _prompt_of_row(task: TaskOptions, row: int, *, seed: int) -> "Prompt":
 
 
 def _explain_task(
-    output: OutputOptions,
+    files: FileOptions,
     why_options: WhyOptions,
     task: TaskOptions,
     readout: ReadoutOptions,
@@ -225,9 +225,9 @@ def _explain_task(
             mean_parts = mean_score_parts(loaded, batch, heads, run=run)
         if console.quiet:
             return
-        output.write_json(lambda: mean_parts.to_json(model=view.name))
+        files.write_json(lambda: mean_parts.to_json(model=view.name))
         console.print(mean_parts)
-        output.show(None, console)
+        files.show(None, console)
         if why_options.out is not None:
             tables = why_options.out / "writers.parquet"
             console.print(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PageOptions:
+class ServerOptions:
     """Where the page is served, and whether it is opened."""
 
     panel: ClassVar[str] = "Page"
@@ -41,7 +41,7 @@ class PageOptions:
 
 @grouped
 def live(
-    page: PageOptions,
+    server: ServerOptions,
     tokens: TokenOptions,
     model: ModelOptions,
     prompt: Annotated[
@@ -104,7 +104,7 @@ def live(
     def announce(address: Address) -> None:
         console.print(f"{address}\nThe live view is at this address; Ctrl-C ends it.")
 
-    serve(new_view, port=page.port, open_browser=page.open_browser, announce=announce)
+    serve(new_view, port=server.port, open_browser=server.open_browser, announce=announce)
     # Kernels of marimo whose tab was open at Ctrl-C never end, and Python would wait for them.
     sys.stdout.flush()
     os._exit(0)

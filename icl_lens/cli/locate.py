@@ -10,18 +10,18 @@ from typer import Option
 
 from icl_lens.cli.atlas import AtlasTask
 from icl_lens.cli.console import progress
+from icl_lens.cli.folder_options import FolderOptions
 from icl_lens.cli.head_options import LocatingByOption
 from icl_lens.cli.option_groups import grouped, option_words, reject_options
 from icl_lens.cli.options import (
+    FileOptions,
     ModelOptions,
-    OutputOptions,
     Positions,
     ReadoutOptions,
     SeedOption,
     TokenOptions,
     preview,
 )
-from icl_lens.cli.run_output import RunOutput
 from icl_lens.cli.task_options import (
     SplitTask,
     TaskOptions,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RankOptions:
-    """The score that ranks heads, the number of heads to find, and the size of batches."""
+    """The score that ranks heads, the number of heads to locate, and the size of batches."""
 
     panel: ClassVar[str] = "Options"
 
@@ -49,7 +49,7 @@ class RankOptions:
             "--top",
             "-k",
             min=1,
-            help="Number of heads to find.",
+            help="Number of heads to locate.",
             show_default="12, or all if fewer",
         ),
     ] = None
@@ -62,7 +62,7 @@ class RankOptions:
         Option(help="With --by effect: exact, or a gradient estimate."),
     ] = "exact"
     random_sets: Annotated[
-        int, Option(min=3, max=1000, help="Random sets of heads of the same layers.")
+        int, Option(min=3, max=1000, help="Random sets from the same layers.")
     ] = 10
     anyway: Annotated[
         bool, Option("--anyway", help="Locate heads also where the model does not do the task.")
@@ -77,8 +77,8 @@ class RankOptions:
 def locate(
     rank: RankOptions,
     task: SplitTask,
-    files: OutputOptions,
-    output: RunOutput,
+    files: FileOptions,
+    folder: FolderOptions,
     readout: ReadoutOptions,
     model: ModelOptions,
     seed: SeedOption = 0,
@@ -111,7 +111,7 @@ def locate(
     if rank.batch_size is not None:
         reject_options(rank, "memory", reason="--batch-size sets the number of prompts per batch")
     files.check()
-    with output.running() as (run, console):
+    with folder.running() as (run, console):
         locating, testing = task.split_prompts(seed)
         prompts = [*locating, *testing]
         task.print_data(console, prompts, readout)
@@ -134,7 +134,7 @@ def locate(
                 batch_size=rank.batch_size,
                 memory=rank.memory * 2**20,
                 progress=report,
-                about=output.about(task, model, readout, prompts=prompts, n=task.n, seed=seed),
+                about=folder.about(task, model, readout, prompts=prompts, n=task.n, seed=seed),
             )
             located = il.locate(
                 loaded,
@@ -166,8 +166,8 @@ def locate(
         command = atlas_command(task, readout, model, located.heads, seed=seed)
         console.print(f"What kind of heads they are: {command}", soft_wrap=True)
         files.show(page, console)
-        if output.out is not None:
-            table_path = output.out / "heads.parquet"
+        if folder.out is not None:
+            table_path = folder.out / "heads.parquet"
             console.print(f"Table: {table_path}, heads.csv; values per prompt: part-*.parquet")
 
 

@@ -272,7 +272,7 @@ class PageOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutputOptions(PageOptions):
+class FileOptions(PageOptions):
     """The results page and the JSON file."""
 
     json_file: Annotated[Path | None, Option("--json", help="Write all numbers as JSON.")] = None

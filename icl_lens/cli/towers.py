@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from icl_lens.cli.console import PlainConsole, progress
+from icl_lens.cli.folder_options import FolderOptions
 from icl_lens.cli.head_options import HeadChoice
 from icl_lens.cli.option_groups import grouped
-from icl_lens.cli.options import ModelOptions, OutputOptions, SeedOption, TokenOptions, preview
-from icl_lens.cli.run_output import RunOutput
+from icl_lens.cli.options import FileOptions, ModelOptions, SeedOption, TokenOptions, preview
 from icl_lens.cli.task_options import SplitTask
 from icl_lens.errors import InputError
 from icl_lens.head_scores import Score
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TowerTask(SplitTask):
-    """A task whose prompts are split: heads are found on some and tested on others."""
+    """A task whose prompts are split: heads are located on some and tested on others."""
 
     n: Annotated[
-        int, Option("--n", "-n", min=2, help="Number of test prompts; 12 others find the heads.")
+        int, Option("--n", "-n", min=2, help="Number of test prompts; 12 others locate the heads.")
     ] = 60
     check: Annotated[
         bool, Option("--check/--no-check", help="First report what the model does on the task.")
     ] = False
 
     def split_prompts(self, seed: int) -> "tuple[list[Prompt], list[Prompt]]":
-        """Return prompts that find heads and `n` prompts to test them on, the same as in
+        """Return prompts that locate heads and `n` prompts to test them on, the same as in
         `il.two_towers`.
         """
         from icl_lens.analyses.two_towers import n_drawn, scanned_and_tested
@@ -45,11 +45,12 @@ class TowerHeads(HeadChoice):
     """The heads to test, and the random sets to compare them with."""
 
     k: Annotated[
-        int | None, Option("--top", "-k", min=1, help="Number of heads to find.", show_default="12")
+        int | None,
+        Option("--top", "-k", min=1, help="Number of heads to locate.", show_default="12"),
     ] = None
-    by: Annotated[Score | None, Option(help="Score that finds heads.", show_default="exchange")] = (
-        None
-    )
+    by: Annotated[
+        Score | None, Option(help="Score that locates heads.", show_default="exchange")
+    ] = None
     random_sets: Annotated[
         int, Option(min=3, max=1000, help="Random sets from the same layers.")
     ] = 20
@@ -57,8 +58,8 @@ class TowerHeads(HeadChoice):
 
 @grouped
 def towers(
-    output: OutputOptions,
-    output_folder: RunOutput,
+    files: FileOptions,
+    folder: FolderOptions,
     heads: TowerHeads,
     task: TowerTask,
     tokens: TokenOptions,
@@ -68,8 +69,8 @@ def towers(
     """Test whether heads match queries with keys and carry labels as values, by exchanging these
     with other prompts.
 
-    Without --heads, a scan finds the heads with the largest effect of exchanging their query, on
-    other prompts; --by finds them by another score. Then queries, keys and values of all these
+    Without --heads, a scan locates the heads with the largest effect of exchanging their query, on
+    other prompts; --by locates them by another score. Then queries, keys and values of all these
     heads are exchanged for those of prompts with another query, exchanged texts or exchanged
     labels, one by one and in pairs; random heads of the same layers are the control.
     """
@@ -78,8 +79,8 @@ def towers(
     from icl_lens.runs.run import Run
 
     if heads.heads is not None and (heads.k is not None or heads.by is not None):
-        raise InputError("pass either --heads, or --top and --by to find them, not both")
-    output.check()
+        raise InputError("pass either --heads, or --top and --by to locate them, not both")
+    files.check()
     console = PlainConsole()
     scanned, tested = task.split_prompts(seed)
     task.print_data(console, [*scanned, *tested], tokens)
@@ -102,7 +103,7 @@ def towers(
             scan_prompts=scanned,
             n_random=heads.random_sets,
             seed=seed,
-            run=Run(output_folder.out, progress=report),
+            run=Run(folder.out, progress=report),
             **tokens.tokenize_arguments(loaded),
         )
     command = shlex.join(["icl-lens", *sys.argv[1:]])
@@ -111,12 +112,12 @@ def towers(
         "command": command,
         "behavior": str(behavior or ""),
     }
-    page = output.write(lambda: page_of(exchange_report, **descriptions))
-    output.write_json(
+    page = files.write(lambda: page_of(exchange_report, **descriptions))
+    files.write_json(
         lambda: exchange_report.to_json(command=command, task_check=behavior and behavior.to_dict())
     )
     console.print(exchange_report)
     task.print_more_queries(
         console, tested, n=task.n, seed=seed, is_undecided=exchange_report.is_undecided
     )
-    output.show(page, console)
+    files.show(page, console)

@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from typer import Option
 
 from icl_lens.cli.console import PlainConsole, progress
+from icl_lens.cli.folder_options import FolderOptions
 from icl_lens.cli.option_groups import grouped
-from icl_lens.cli.options import ModelOptions, OutputOptions, SeedOption, TokenOptions
-from icl_lens.cli.run_output import RunOutput
+from icl_lens.cli.options import FileOptions, ModelOptions, SeedOption, TokenOptions
 from icl_lens.cli.task_options import TaskOptions
 from icl_lens.errors import InputError
 
@@ -84,8 +84,8 @@ class TraceOptions:
 
 @grouped
 def trace(
-    output: OutputOptions,
-    output_folder: RunOutput,
+    files: FileOptions,
+    folder: FolderOptions,
     traced: TraceOptions,
     task: TracedTask,
     tokens: TokenOptions,
@@ -105,7 +105,7 @@ def trace(
     from icl_lens.report.views import page as page_of
     from icl_lens.runs.run import Run
 
-    output.check()
+    files.check()
     traced.check()
     console = PlainConsole()
     loaded, batch = task.start(console, model, tokens, n=task.n, seed=seed)
@@ -124,13 +124,13 @@ def trace(
             layers=traced.layer_numbers,
             method=traced.method,
             n_checked=N_CHECKED if traced.checked is None else traced.checked,
-            run=Run(output_folder.out, progress=report),
+            run=Run(folder.out, progress=report),
         )
     command = shlex.join(["icl-lens", *sys.argv[1:]])
     descriptions = {"text": result.text, "command": command, "behavior": str(behavior or "")}
-    page = output.write(lambda: page_of(result, **descriptions))
-    output.write_json(
+    page = files.write(lambda: page_of(result, **descriptions))
+    files.write_json(
         lambda: result.to_json(command=command, task_check=behavior and behavior.to_dict())
     )
     console.print(result)
-    output.show(page, console)
+    files.show(page, console)

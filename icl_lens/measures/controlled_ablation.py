@@ -134,9 +134,9 @@ def _head_sets(
     return {
         "no ablation": [[]],
         "heads": [heads],
-        "same layers": random_head_sets(model, heads, draws=n_random, seed=seed),
+        "same layers": random_head_sets(model, heads, n_random=n_random, seed=seed),
         "all layers": random_head_sets(
-            model, heads, draws=n_of_all_layers, seed=seed, same_layers=False
+            model, heads, n_random=n_of_all_layers, seed=seed, same_layers=False
         ),
     }
 

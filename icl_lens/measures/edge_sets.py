@@ -108,7 +108,7 @@ class EdgeSets:
         heads = [reader for reader in self.space.readers if isinstance(reader, Head)]
         randoms: list[list[Head]] = []
         if heads:
-            randoms = random_head_sets(view.model, heads, draws=N_RANDOM_READERS, seed=seed)
+            randoms = random_head_sets(view.model, heads, n_random=N_RANDOM_READERS, seed=seed)
         for number, random_heads in enumerate(randoms):
             space = EdgeSpace.of(view, random_heads, self.space.reader_at)
             masks = np.zeros((len(self), len(space)), dtype=bool)

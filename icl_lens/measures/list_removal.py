@@ -79,7 +79,7 @@ def remove_lists(
     head_sets_of_lists: dict[str, dict[ConditionName, list[list[Head]]]] = {}
     edits = [Ablate([], positions="last")]
     for name, heads in lists.items():
-        drawn = random_head_sets(view.model, heads, draws=n_random, seed=seed)
+        drawn = random_head_sets(view.model, heads, n_random=n_random, seed=seed)
         head_sets_of_lists[name] = {"heads": [list(heads)], "same layers": drawn}
         edits += [replace(edits[0], heads=head_set) for head_set in ([*heads], *drawn)]
     edits = Ablate.prepare(view, edits, None)

@@ -13,11 +13,11 @@ def random_head_sets(
     model: Any,
     heads: Sequence[AnyHead],
     *,
-    draws: int = 20,
+    n_random: int = 20,
     seed: int = 0,
     same_layers: bool = True,
 ) -> list[list[Head]]:
-    """Return `draws` random sets of as many other heads as `heads`: the control of an edit.
+    """Return `n_random` random sets of as many other heads as `heads`: the control of an edit.
 
     A set has distinct heads, none of which is in `heads`. It has as many heads of each layer as
     `heads`, because some layers matter more than others; if a layer has too few other heads, more
@@ -26,7 +26,7 @@ def random_head_sets(
     other heads exist.
 
     Example:
-        >>> random_sets = il.random_head_sets(model, ["L5H0", "L4H1"], draws=3)
+        >>> random_sets = il.random_head_sets(model, ["L5H0", "L4H1"], n_random=3)
         >>> [sorted(head.layer for head in heads) for heads in random_sets]
         [[4, 5], [4, 5], [4, 5]]
     """
@@ -40,8 +40,8 @@ def random_head_sets(
         )
     rng = random.Random(seed)
     if not same_layers:
-        return [rng.sample(candidates, len(heads)) for _ in range(draws)]
-    return [_in_nearest_layers(heads, candidates, rng) for _ in range(draws)]
+        return [rng.sample(candidates, len(heads)) for _ in range(n_random)]
+    return [_in_nearest_layers(heads, candidates, rng) for _ in range(n_random)]
 
 
 def _in_nearest_layers(

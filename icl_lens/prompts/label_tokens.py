@@ -11,7 +11,7 @@ from icl_lens.prompts.prompt import Span
 from icl_lens.prompts.token_alignment import TokenizedText
 from icl_lens.prompts.token_ids import decode_tokens
 
-Ids = tuple[int, ...]
+TokenIds = tuple[int, ...]
 
 
 class LabelTokens:
@@ -51,14 +51,14 @@ class LabelTokens:
         self.seen[label] = [*known, token], where
         self.ended.add(label)
 
-    def decisions(self, labels: Sequence[str], answer: str | None) -> list[Ids]:
+    def decisions(self, labels: Sequence[str], answer: str | None) -> list[TokenIds]:
         """Return the starts after which these labels go on with different tokens, the shortest
         first.
 
         With an answer, only those that the answer begins with. One label has the empty start.
         """
-        decision_starts: list[Ids] = []
-        groups: list[tuple[Ids, list[str]]] = [((), list(labels))]
+        decision_starts: list[TokenIds] = []
+        groups: list[tuple[TokenIds, list[str]]] = [((), list(labels))]
         for start, members in groups:  # grows while it is read
             branches: dict[int, list[str]] = {}
             for label in members:
@@ -70,7 +70,7 @@ class LabelTokens:
                     groups.append(((*start, token), branch))
         return decision_starts
 
-    def parting(self, label: str, start: Ids) -> tuple[int, int]:
+    def parting(self, label: str, start: TokenIds) -> tuple[int, int]:
         """Return the number of tokens that a label shares with a start, and the label's token after
         them.
         """
@@ -82,7 +82,7 @@ class LabelTokens:
                 break
         return n_shared, ids[n_shared]
 
-    def parted(self, label: str, start: Ids) -> tuple[int, bool]:
+    def parted(self, label: str, start: TokenIds) -> tuple[int, bool]:
         """Return the number of tokens that a label shares with a start, and whether its end is then
         scored.
         """
@@ -93,7 +93,7 @@ class LabelTokens:
         """Return the labels whose tokens begin those of another; raise InputError for labels with
         the same tokens.
         """
-        label_of: dict[Ids, str] = {}
+        label_of: dict[TokenIds, str] = {}
         for label in labels:
             ids = self.seen[label][0]
             first_label = label_of.setdefault(tuple(ids), label)
@@ -175,7 +175,9 @@ class LabelColumns:
     def __len__(self) -> int:
         return len(self.names)
 
-    def of_row(self, labels: Sequence[str], choices: Sequence[str], start: Ids | None) -> LabelRow:
+    def of_row(
+        self, labels: Sequence[str], choices: Sequence[str], start: TokenIds | None
+    ) -> LabelRow:
         """Return the columns of labels after a start; None if each is scored by its first token.
 
         In the latter case, the first of `choices` with the same token is the choice, so that all
@@ -198,7 +200,7 @@ class LabelColumns:
         members, n_shared = key
         return self._order[members[0]], n_shared
 
-    def _keys(self, labels: Sequence[str], start: Ids) -> dict[str, ColumnKey]:
+    def _keys(self, labels: Sequence[str], start: TokenIds) -> dict[str, ColumnKey]:
         """Return the column of each label: the labels that share its tokens up to the one after
         which it parts from `start`, and the number of tokens that it shares with `start`.
         """

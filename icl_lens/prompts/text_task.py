@@ -39,7 +39,7 @@ from icl_lens.prompts.prompt import SPACE, Prompt, check_unicode
 N_TRIED = 200
 """Number of prompts among which one for a given row is sought."""
 
-Rows = list[tuple[str, str]]
+LabeledTexts = list[tuple[str, str]]
 """Texts and their classes."""
 
 
@@ -188,7 +188,7 @@ class TextTask(LabeledTask):
         """The split of the queries: a single file has only one."""
         return self.split if self.path is None or Path(self.path).is_dir() else "train"
 
-    def _rows(self, skipped: Counter[str] | None = None) -> dict[str, Rows]:
+    def _rows(self, skipped: Counter[str] | None = None) -> dict[str, LabeledTexts]:
         """Return text and class of the usable rows of the train split and of the queries' split.
 
         `skipped` counts the other rows by the reason why they are skipped.
@@ -210,7 +210,7 @@ class TextTask(LabeledTask):
         return rows
 
 
-def _row_counts(rows_of_split: Mapping[str, Rows], skipped: Counter[str]) -> RowCounts:
+def _row_counts(rows_of_split: Mapping[str, LabeledTexts], skipped: Counter[str]) -> RowCounts:
     """Return how many rows of each class are used, and how many are skipped."""
     used: Counter[str] = Counter()
     for rows in rows_of_split.values():
@@ -218,7 +218,7 @@ def _row_counts(rows_of_split: Mapping[str, Rows], skipped: Counter[str]) -> Row
     return RowCounts(used, skipped)
 
 
-def _as_frequent(queries: Rows, rng: random.Random) -> Iterator[tuple[str, str]]:
+def _as_frequent(queries: LabeledTexts, rng: random.Random) -> Iterator[tuple[str, str]]:
     """Yield endless queries with their classes, each query once before any again."""
     while True:
         yield from rng.sample(queries, len(queries))
@@ -236,7 +236,9 @@ def _balanced(texts_of: Mapping[str, list[str]], rng: random.Random) -> Iterator
             yield unused[name].pop(), name
 
 
-def _filtered(rows: dict[str, Rows], keep: KeepTexts, separator: str) -> dict[str, Rows]:
+def _filtered(
+    rows: dict[str, LabeledTexts], keep: KeepTexts, separator: str
+) -> dict[str, LabeledTexts]:
     """Return the rows of each split whose text remains when `keep` filters the texts of every split
     and class.
     """
@@ -254,8 +256,8 @@ def _filtered(rows: dict[str, Rows], keep: KeepTexts, separator: str) -> dict[st
 
 
 def _pools(
-    rows: dict[str, Rows], split: str, count: int, rng: random.Random
-) -> tuple[dict[str, list[str]], Rows]:
+    rows: dict[str, LabeledTexts], split: str, count: int, rng: random.Random
+) -> tuple[dict[str, list[str]], LabeledTexts]:
     """Return the demonstration texts of each class, and the queries with their classes, without
     overlap.
     """
@@ -275,7 +277,12 @@ def _pools(
 
 
 def _too_few_texts_error(
-    rows: dict[str, Rows], split: str, sizes: Mapping[str, int], *, n_queries: int, count: int
+    rows: dict[str, LabeledTexts],
+    split: str,
+    sizes: Mapping[str, int],
+    *,
+    n_queries: int,
+    count: int,
 ) -> InputError:
     """Return the error for data with too few texts; `sizes` has the demonstration texts of each
     class.
@@ -301,9 +308,9 @@ def _too_few_texts_error(
     )
 
 
-def _half_of_each_class(rows: Rows, rng: random.Random) -> Rows:
+def _half_of_each_class(rows: LabeledTexts, rng: random.Random) -> LabeledTexts:
     """Return half of the rows of each class, drawn at random, in the order of the classes."""
-    rows_of: dict[str, Rows] = {}
+    rows_of: dict[str, LabeledTexts] = {}
     for text, name in rng.sample(rows, len(rows)):
         rows_of.setdefault(name, []).append((text, name))
     halves = []

@@ -13,7 +13,7 @@ from torch import Tensor
 from icl_lens.errors import InputError, short_repr
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.beginning import warn_of_other_beginning
-from icl_lens.prompts.label_tokens import Ids, LabelColumns, LabelPlace, LabelRow, LabelTokens
+from icl_lens.prompts.label_tokens import LabelColumns, LabelPlace, LabelRow, LabelTokens, TokenIds
 from icl_lens.prompts.name_order import in_order, quoted_list
 from icl_lens.prompts.plain_text import Text, tokenize_plain
 from icl_lens.prompts.prompt import (
@@ -126,7 +126,7 @@ class _Row:
     text: TokenizedText
     prefix: list[int]
     """The special tokens before the text."""
-    start: Ids
+    start: TokenIds
     columns: LabelRow
     label_places: list[LabelPlace]
     """Where each demonstration's label is, in tokens of the text."""
@@ -179,7 +179,7 @@ def _tokenize(
     template: Template,
     labels: tuple[str, ...],
     prepend_bos: bool | None,
-    starts: Sequence[Ids] | None = None,
+    starts: Sequence[TokenIds] | None = None,
 ) -> PromptBatch:
     """Return one row per prompt and decision between its labels or, with `starts`, one row per
     prompt and start.
@@ -218,7 +218,7 @@ def _tokenize(
     return batch if device is None else batch.to(device)
 
 
-def _starts_of_decisions(prompt: Prompt, label_tokens: LabelTokens) -> Sequence[Ids]:
+def _starts_of_decisions(prompt: Prompt, label_tokens: LabelTokens) -> Sequence[TokenIds]:
     """Return what is appended to a prompt for each decision between its labels; an answer that no
     demonstration shows is scored alone, after the prompt itself.
     """
@@ -247,7 +247,7 @@ def _label_columns(
     return LabelColumns(labels, label_tokens, label_sets, [*scored_alone, *unused])
 
 
-def _row_columns(prompt: Prompt, start: Ids, columns: LabelColumns) -> LabelRow:
+def _row_columns(prompt: Prompt, start: TokenIds, columns: LabelColumns) -> LabelRow:
     """Return the columns of a prompt's labels after a start; the answer counts first."""
     choices = sorted(prompt.labels, key=lambda label: label != prompt.answer)
     if _is_own_word(prompt):
@@ -256,7 +256,7 @@ def _row_columns(prompt: Prompt, start: Ids, columns: LabelColumns) -> LabelRow:
 
 
 def _label_places(
-    prompt: Prompt, text: TokenizedText, start: Ids, label_tokens: LabelTokens, gap: str
+    prompt: Prompt, text: TokenizedText, start: TokenIds, label_tokens: LabelTokens, gap: str
 ) -> list[LabelPlace]:
     """Return where each demonstration's label is scored after a start."""
     places = []

@@ -19,7 +19,7 @@ from icl_lens.atlas.head_atlas import HeadAtlas
 from icl_lens.measures.circuit import Circuit
 from icl_lens.report import explanation_terminal
 from icl_lens.report.html import atlas_page, explanation_page, view_page
-from icl_lens.report.html.elements import Cell, Table
+from icl_lens.report.html.elements import PageCell, PageTable
 from icl_lens.report.html.templating import render_notebook, render_page, render_small_table
 from icl_lens.report.view_terminal import ViewInTerminal
 from icl_lens.result.base import Displayed
@@ -154,12 +154,12 @@ def _table_contents(result: Displayed, view: View) -> dict[str, Any]:
     return contents
 
 
-def _frame_table(frame: pd.DataFrame) -> Table:
+def _frame_table(frame: pd.DataFrame) -> PageTable:
     """Return a table of numbers and texts for a page."""
-    names: list[Cell] = []
+    names: list[PageCell] = []
     for name in frame:
         is_number = pd.api.types.is_numeric_dtype(frame[name])
         names.append(f"#{name}" if is_number else str(name))
     texts = frame.map(lambda value: signed(value) if isinstance(value, float) else str(value))
-    rows: list[list[Cell]] = [list(row) for row in texts.itertuples(index=False)]
-    return Table(names, rows, "located")
+    rows: list[list[PageCell]] = [list(row) for row in texts.itertuples(index=False)]
+    return PageTable(names, rows, "located")

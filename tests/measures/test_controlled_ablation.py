@@ -72,11 +72,11 @@ def test_random_sets(gpt2):
     view = ModelView.of(gpt2)
     remaining_heads = [head for head in view.heads() if head not in HEADS]
     rng = random.Random(5)
-    assert random_head_sets(gpt2, HEADS, draws=3, seed=5, same_layers=False) == [
+    assert random_head_sets(gpt2, HEADS, n_random=3, seed=5, same_layers=False) == [
         rng.sample(remaining_heads, 2) for _ in range(3)
     ]
     for same_layers in (False, True):
-        for drawn in random_head_sets(gpt2, HEADS, draws=50, seed=0, same_layers=same_layers):
+        for drawn in random_head_sets(gpt2, HEADS, n_random=50, seed=0, same_layers=same_layers):
             assert len(set(drawn)) == 2
             assert not set(drawn) & set(HEADS)
             assert not same_layers or {head.layer for head in drawn} == {0, 2}

@@ -43,7 +43,7 @@ CALLS = {name: call.function for name, call in sweep.CALLS.items()} | {
     "head_atlas": lambda c: str(il.head_atlas(c.model, n_sequences=2, heads=c.heads)),
     "head_overlap": lambda c: str(il.head_overlap(c.model, c.heads, c.heads[:1])),
     "live": change_in_live_view,
-    "random_head_sets": lambda c: str(il.random_head_sets(c.model, c.heads, draws=2, seed=0)),
+    "random_head_sets": lambda c: str(il.random_head_sets(c.model, c.heads, n_random=2, seed=0)),
     "HeadAtlas.row": lambda c: str(il.head_atlas(c.model, n_sequences=2).row(c.reader)),
     "HeadAtlas.for_heads": lambda c: str(il.head_atlas(c.model, n_sequences=2).for_heads(c.heads)),
     "HeadAtlas.notes_on": lambda c: str(il.head_atlas(c.model, n_sequences=2).notes_on(c.reader)),

@@ -79,7 +79,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Dots:
+class PageDots:
     """Probabilities or accuracies on a line from 0 to 1: before and after an ablation, and after
     each random one.
     """
@@ -90,21 +90,21 @@ class Dots:
     draws: Sequence[float]
 
 
-Inline = str | Chip | Bar | Words | Link | Dots
-Cell = Inline | list[Inline]
+Inline = str | Chip | Bar | Words | Link | PageDots
+PageCell = Inline | list[Inline]
 
 
-def runs(cell: Cell) -> list[Inline]:
+def runs(cell: PageCell) -> list[Inline]:
     """Return the runs of a cell."""
     return cell if isinstance(cell, list) else [cell]
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """A table; the names of columns of numbers start with `#`. `style` is the table's CSS class."""
 
-    columns: Sequence[Cell]
-    rows: Sequence[Sequence[Cell]]
+    columns: Sequence[PageCell]
+    rows: Sequence[Sequence[PageCell]]
     style: str = ""
 
     @property
@@ -123,7 +123,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Grid:
+class ValueGrid:
     """Signed values by row and column, blue above zero and orange below.
 
     In the static version, cells show numbers if `numbered`, and `titles` on hover.
@@ -171,7 +171,7 @@ class HeadMap:
         return layers
 
     @property
-    def grid(self) -> Grid:
+    def grid(self) -> ValueGrid:
         """The values with heads as rows and layers as columns, the orientation of the map on a wide
         screen.
         """
@@ -181,7 +181,7 @@ class HeadMap:
             titles.append([f"{head}: {signed(value)}" for head, value, _ in cells])
         rows = [(Chip(str(head)), values) for head, values in enumerate(by_head)]
         layers = [Chip(str(layer)) for layer in range(len(self.values))]
-        return Grid(
+        return ValueGrid(
             self.name, "head \\ layer", layers, rows, len(layers) <= MAX_NUMBERED_COLUMNS, titles
         )
 

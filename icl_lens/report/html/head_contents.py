@@ -22,14 +22,14 @@ from icl_lens.analyses.explanation_tables import key_name, query_labels
 from icl_lens.reading.reasons import SIDES, WRITER_NAMES, AttentionReasons, Side
 from icl_lens.report.html.elements import (
     Bar,
-    Cell,
     Chip,
-    Grid,
     HeadMap,
     Inline,
     Link,
+    PageCell,
+    PageTable,
     Strip,
-    Table,
+    ValueGrid,
     Words,
     largest,
 )
@@ -105,7 +105,7 @@ def _rounded_attention(e: Explanation) -> list[list[list[float]]]:
     return layers
 
 
-def located_table(e: Explanation) -> Table:
+def located_table(e: Explanation) -> PageTable:
     """Return one row per located head: its scores, attention, and what the target loses without
     this head alone.
 
@@ -115,9 +115,9 @@ def located_table(e: Explanation) -> Table:
     scores = list(e.heads[0].scores)
     scales = {by: largest([report.scores[by] for report in e.heads]) for by in scores}
     labels = [] if e.is_plain_text else _labels_with_attention(e, target)
-    rows: list[list[Cell]] = []
+    rows: list[list[PageCell]] = []
     for report in e.heads:
-        row: list[Cell] = [Link(str(report.head))]
+        row: list[PageCell] = [Link(str(report.head))]
         row += [Bar.signed(report.scores[by], scales[by]) for by in scores]
         weights = report.attention_to(e.input.label_ranges)
         row += [attention_bar(label_sum(e, weights, label), label) for label in labels]
@@ -127,12 +127,12 @@ def located_table(e: Explanation) -> Table:
         if "effect" not in scores:
             row.append(signed(e.lost(report.ablated)))
         rows.append(row)
-    return Table(_located_columns(e, labels), rows, "located")
+    return PageTable(_located_columns(e, labels), rows, "located")
 
 
-def _located_columns(e: Explanation, labels: Sequence[int]) -> list[Cell]:
+def _located_columns(e: Explanation, labels: Sequence[int]) -> list[PageCell]:
     """Return the names of the columns of the located heads; `labels` have a column each."""
-    columns: list[Cell] = ["head"]
+    columns: list[PageCell] = ["head"]
     for by in e.heads[0].scores:
         name = contrast_name(e) if by == "contrast" else [by]
         columns.append(["#", *name, ", nats"])
@@ -216,14 +216,14 @@ def _panel(e: Explanation, report: HeadReport, rank: int) -> dict[str, Any]:
     }
 
 
-def _zeroed_table(e: Explanation, report: HeadReport) -> Table:
+def _zeroed_table(e: Explanation, report: HeadReport) -> PageTable:
     """Return each label's probability without ablation and with the head zeroed."""
-    rows: list[list[Cell]] = []
+    rows: list[list[PageCell]] = []
     for index, label in enumerate(e.labels):
         before, after = e.scores.log_probs[index], report.ablated[index]
         probabilities = [percent(math.exp(before)), percent(math.exp(after))]
         rows.append([Chip(label, index), *probabilities, signed(before - after)])
-    return Table([unit_name(e), "#no ablation", "#head zeroed", "#log p lost, nats"], rows)
+    return PageTable([unit_name(e), "#no ablation", "#head zeroed", "#log p lost, nats"], rows)
 
 
 def _why(e: Explanation, report: HeadReport) -> dict[str, Any] | None:
@@ -232,7 +232,7 @@ def _why(e: Explanation, report: HeadReport) -> dict[str, Any] | None:
     if why is None:
         return None
     written, values = _written_words_table(why), _writer_values_table(why)
-    pairs: list[list[Cell]] = []
+    pairs: list[list[PageCell]] = []
     for query_writer, key_writer, score in why.pairs:
         pairs.append([query_writer, key_writer, signed(score)])
     return {
@@ -246,7 +246,7 @@ def _why(e: Explanation, report: HeadReport) -> dict[str, Any] | None:
         "sentence": why_sentence(e, report),
         "titles": {side: _writer_titles(why, side) for side in SIDES},
         "words": written if written.rows else None,
-        "pairs": Table(["query writer", "key writer", "#score"], pairs),
+        "pairs": PageTable(["query writer", "key writer", "#score"], pairs),
         "writers": _writers_table(why),
         "values": values if values.rows else None,
     }
@@ -283,37 +283,37 @@ def _writer_titles(why: AttentionReasons, side: Side) -> dict[str, str]:
     return titles
 
 
-def _written_words_table(why: AttentionReasons) -> Table:
+def _written_words_table(why: AttentionReasons) -> PageTable:
     """Return the top words of what writers wrote; the side is named in its first row."""
-    rows: list[list[Cell]] = []
+    rows: list[list[PageCell]] = []
     for side, where in SIDES.items():
         side_name = where
         for writer, (words, standout) in why.words(side).items():
             rows.append([side_name, writer, Words(words[:6], is_noise(standout))])
             side_name = ""
-    return Table(["where", "writer", "top words"], rows)
+    return PageTable(["where", "writer", "top words"], rows)
 
 
-def _writer_values_table(why: AttentionReasons) -> Table:
+def _writer_values_table(why: AttentionReasons) -> PageTable:
     """Return what each writer adds through the head's values."""
     scale = largest([value for _, value in why.value])
-    rows: list[list[Cell]] = [[name, Bar.signed(value, scale)] for name, value in why.value]
-    return Table(["writer", "#nats"], rows)
+    rows: list[list[PageCell]] = [[name, Bar.signed(value, scale)] for name, value in why.value]
+    return PageTable(["writer", "#nats"], rows)
 
 
-def _writers_table(why: AttentionReasons) -> Table:
+def _writers_table(why: AttentionReasons) -> PageTable:
     """Return the strongest writers of all sides in one table, for viewers without graphics."""
     sides: list[Side] = [side for side in SIDES if why.side(side)]
-    columns: list[Cell] = []
+    columns: list[PageCell] = []
     for side in sides:
         columns += [SIDES[side], "#nats" if side == "value" else "#score"]
-    rows: list[list[Cell]] = []
+    rows: list[list[PageCell]] = []
     for writers in zip_longest(*map(why.side, sides)):
-        row: list[Cell] = []
+        row: list[PageCell] = []
         for writer in writers:
             row += ["", ""] if writer is None else [writer[0], signed(writer[1])]
         rows.append(row)
-    return Table(columns, rows)
+    return PageTable(columns, rows)
 
 
 def words_table(e: Explanation, report: HeadReport) -> dict[str, Any]:
@@ -337,18 +337,18 @@ def words_table(e: Explanation, report: HeadReport) -> dict[str, Any]:
             keys.append(words)
         else:
             query = words
-    rows: list[list[Cell]] = []
+    rows: list[list[PageCell]] = []
     for position, label, value in zip(positions, labels, values, strict=True):
         rows.append([Chip(e.input.token_names[position], label), str(position), *value])
     for row, words in zip(rows, keys, strict=False):
         row.append(words)
-    columns: list[Cell] = ["token", "#position", "value", f"#rank of own {unit_name(e)}"]
+    columns: list[PageCell] = ["token", "#position", "value", f"#rank of own {unit_name(e)}"]
     if not e.is_plain_text:
         columns.append("key")
     last = len(e.input.tokens) - 1
     return {
         "head": str(report.head),
-        "table": Table(columns, rows, "words"),
+        "table": PageTable(columns, rows, "words"),
         "scrolls": len(rows) > MAX_UNSCROLLED_ROWS,
         "last": Chip(e.input.token_names[last]),
         "position": last,
@@ -380,7 +380,7 @@ def _scores(e: Explanation, report: HeadReport) -> dict[str, Any] | None:
     centered = (scores - means_of_others)[rows, columns].tolist()
     texts = [cut(demonstration.text) for demonstration in e.input.prompt.demonstrations]
     texts.append(cut(e.input.prompt.query))
-    grid = Grid(
+    grid = ValueGrid(
         f"Attention scores of {report.head} without positions",
         "query \\ key",
         list(map(Chip, texts[columns], labels.tolist())),

@@ -10,7 +10,7 @@ from icl_lens.analyses import explanation_tables as tables
 from icl_lens.analyses.command import command
 from icl_lens.analyses.explanation import Explanation
 from icl_lens.analyses.explanation_sentences import answer_notes
-from icl_lens.report.html.elements import Bar, Cell, Chip, Dots, Inline, Table
+from icl_lens.report.html.elements import Bar, Chip, Inline, PageCell, PageDots, PageTable
 from icl_lens.report.html.templating import label_color
 from icl_lens.result.number_format import decimal, mean_and_range, percent, signed
 from icl_lens.result.view import Label
@@ -62,11 +62,11 @@ def answer(e: Explanation) -> dict[str, Any]:
     For labels of several tokens, the table also has the scored token and the full label's log p.
     """
     has_long_labels = bool(e.scores.whole_log_probs)
-    rows: list[list[Cell]] = []
+    rows: list[list[PageCell]] = []
     for index, label in enumerate(e.labels):
         log_prob = e.scores.log_probs[index]
         share = math.exp(log_prob)
-        row: list[Cell] = [Chip(label, index), Bar(percent(share), share, label_color(index))]
+        row: list[PageCell] = [Chip(label, index), Bar(percent(share), share, label_color(index))]
         row.append(decimal(log_prob))
         if has_long_labels:
             row += [_scored_token(e, index), decimal(e.scores.whole_log_probs[index])]
@@ -75,13 +75,13 @@ def answer(e: Explanation) -> dict[str, Any]:
     columns = [unit_name(e), "#probability", "#log p, nats"]
     columns += ["scored token", "#full label, log p, nats"] if has_long_labels else []
     return {
-        "table": Table([*columns, "note"], rows, "answer"),
+        "table": PageTable([*columns, "note"], rows, "answer"),
         "next_tokens": [(Chip(token), probability) for token, probability in e.scores.next_tokens],
         "remarks": e.remarks,
     }
 
 
-def _scored_token(e: Explanation, label: int) -> Cell:
+def _scored_token(e: Explanation, label: int) -> PageCell:
     """Return the token that scores a label and, if it has several, all its tokens."""
     spelling = list(map(Chip, e.scores.spellings[label]))
     token = e.scores.scored_tokens[label]
@@ -108,26 +108,26 @@ def layer_charts(e: Explanation) -> list[dict[str, Any]]:
     ]
 
 
-def layers_table(e: Explanation) -> Table:
+def layers_table(e: Explanation) -> PageTable:
     """Return the values of the layers' bars, with their contrasts."""
-    columns: list[Cell] = ["#layer", "#attention, nats", "#FFN, nats"]
+    columns: list[PageCell] = ["#layer", "#attention, nats", "#FFN, nats"]
     values = [e.layers.attn, e.layers.ffn]
     if e.scores.compared_with:
         columns += [[f"#{name} ", *contrast_name(e), ", nats"] for name in ("attention", "FFN")]
         values += [e.layers.attn_contrast, e.layers.ffn_contrast]
     rows = [[str(i), *map(signed, row)] for i, row in enumerate(zip(*values, strict=True))]
-    return Table(columns, rows)
+    return PageTable(columns, rows)
 
 
 def removal(e: Explanation) -> dict[str, Any]:
     """Return label probabilities with the located heads zeroed, compared with each set of random
     heads.
     """
-    rows: list[list[Cell]] = []
+    rows: list[list[PageCell]] = []
     for i, label in enumerate(e.labels):
         before, after = math.exp(e.scores.log_probs[i]), math.exp(e.ablation.located[i])
         draws = [math.exp(draw[i]) for draw in e.ablation.random]
-        dots = Dots(before, after, draws)
+        dots = PageDots(before, after, draws)
         rows.append([Chip(label, i), percent(before), percent(after), mean_and_range(draws), dots])
     columns = [
         "#no ablation",
@@ -135,7 +135,7 @@ def removal(e: Explanation) -> dict[str, Any]:
         f"#{len(e.ablation.heads)} random zeroed",
         "0 – 100%",
     ]
-    return {"table": Table([unit_name(e), *columns], rows, "removal")}
+    return {"table": PageTable([unit_name(e), *columns], rows, "removal")}
 
 
 def configuration(e: Explanation) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from icl_lens.models.head import Head
-from icl_lens.report.html.elements import Bar, Cell, Chip, Dots, HeadMap, Table, largest
+from icl_lens.report.html.elements import Bar, Chip, HeadMap, PageCell, PageDots, PageTable, largest
 from icl_lens.result import view as views
 from icl_lens.result.view import Column, HeadValues, Section, View, cell_text
 
@@ -29,19 +29,19 @@ def contents(view: View, figures: Mapping[str, "Figure"]) -> dict[str, Any]:
     }
 
 
-def table(section: Section) -> Table:
+def table(section: Section) -> PageTable:
     """Return a section's table: labels in their colors, floats of some columns with bars."""
-    names: list[Cell] = []
+    names: list[PageCell] = []
     for column in section.columns:
         names.append(f"#{column.name}" if column.is_number else column.name)
     scale = _scale(section)
-    rows: list[list[Cell]] = []
+    rows: list[list[PageCell]] = []
     for row in section.rows:
-        cells: list[Cell] = []
+        cells: list[PageCell] = []
         for cell, column in zip(row, section.columns, strict=True):
             cells.append(_cell(cell, column, scale))
         rows.append(cells)
-    return Table(names, rows, _style(section))
+    return PageTable(names, rows, _style(section))
 
 
 def section_contents(section: Section, figures: Mapping[str, "Figure"]) -> dict[str, Any]:
@@ -85,11 +85,11 @@ def _scale(section: Section) -> float:
     return largest(numbers)
 
 
-def _cell(cell: views.Cell, column: Column, scale: float) -> Cell:
+def _cell(cell: views.Cell, column: Column, scale: float) -> PageCell:
     if isinstance(cell, views.Label):
         return Chip(cell.text, cell.index)
     if isinstance(cell, views.Dots):
-        return Dots(cell.before, cell.after, cell.draws)
+        return PageDots(cell.before, cell.after, cell.draws)
     text = cell_text(cell, column)
     if column.has_bars and isinstance(cell, float) and cell == cell:
         return Bar(text, abs(cell) / scale, "p" if cell >= 0 else "n")

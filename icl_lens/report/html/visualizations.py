@@ -16,7 +16,7 @@ from icl_lens.errors import InputError, short_repr
 from icl_lens.models.head import AnyHead, Head, as_head
 from icl_lens.reading.activations import Activations
 from icl_lens.report.html import head_contents
-from icl_lens.report.html.elements import Chip, Grid, HeadMap, Strip, for_circuitsvis, largest
+from icl_lens.report.html.elements import Chip, HeadMap, Strip, ValueGrid, for_circuitsvis, largest
 from icl_lens.report.html.templating import render_notebook, render_page, render_text
 from icl_lens.report.palette import BLUE, ORANGE
 
@@ -190,7 +190,7 @@ def similarity_matrix(
         )
     columns = list(map(Chip, keys, classes[1]))
     rows = list(zip(map(Chip, queries, classes[0]), values.float().tolist(), strict=True))
-    grid = Grid("Similarity of queries and keys", "query \\ key", columns, rows)
+    grid = ValueGrid("Similarity of queries and keys", "query \\ key", columns, rows)
     return Element(grid.name, [("grid", grid), ("scale", {"reach": grid.reach, "unit": unit})])
 
 

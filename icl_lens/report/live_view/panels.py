@@ -321,7 +321,7 @@ def random_sets(scene: Scene, heads: Sequence[Head]) -> list[list[Head]]:
     """Return the random sets of the same layers: those of `ablate_with_controls` with the same
     seed.
     """
-    return random_head_sets(scene.view.model, heads, draws=N_RANDOM, seed=SEED)
+    return random_head_sets(scene.view.model, heads, n_random=N_RANDOM, seed=SEED)
 
 
 def attention(scene: Scene, heads: Sequence[Head]) -> Panel:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOutput:
+class FolderOptions:
     """The output folder of a resumable run."""
 
     panel: ClassVar[str] = "Output"
