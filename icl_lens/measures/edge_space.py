@@ -159,16 +159,16 @@ class EdgeSpace:
         return sets
 
     @cached_property
-    def inputs(self) -> dict[str, Bool[np.ndarray, " edge"]]:
+    def edges_by_input(self) -> dict[str, Bool[np.ndarray, " edge"]]:
         """Edges by the input that they end in, such as "query" and "keys at the labels"."""
-        inputs = {"query": self.index[:, 1] == EDGE_PARTS.index("q")}
+        edges = {"query": self.index[:, 1] == EDGE_PARTS.index("q")}
         for part, name in (("k", "keys"), ("v", "values")):
             for tokens, roles in TOKEN_GROUPS.items():
                 has_role = np.isin(self.index[:, 2], [EDGE_ROLES.index(role) for role in roles])
                 is_of_part = self.index[:, 1] == EDGE_PARTS.index(part)
-                inputs[f"{name} at {tokens}"] = is_of_part & has_role
-        inputs[FFNS] = self.index[:, 1] == EDGE_PARTS.index("mlp_in")
-        return inputs
+                edges[f"{name} at {tokens}"] = is_of_part & has_role
+        edges[FFNS] = self.index[:, 1] == EDGE_PARTS.index("mlp_in")
+        return edges
 
     @cached_property
     def groups(self) -> dict[str, Bool[np.ndarray, " edge"]]:
@@ -178,7 +178,7 @@ class EdgeSpace:
         """
         third = np.clip(3 * self.writer_layer // self.n_layers, 0, 2)
         groups = {}
-        for end, ends_here in self.inputs.items():
+        for end, ends_here in self.edges_by_input.items():
             for number, name in enumerate(THIRDS):
                 in_group = (third == number) & ends_here
                 if in_group.any():
@@ -187,7 +187,7 @@ class EdgeSpace:
 
     def has_control(self, group: str) -> bool:
         """Return whether a group may be compared with the same group into random heads."""
-        return not bool((self.groups[group] & self.inputs[FFNS]).any())
+        return not bool((self.groups[group] & self.edges_by_input[FFNS]).any())
 
     @cached_property
     def layers(self) -> dict[tuple[str, int], Bool[np.ndarray, " edge"]]:
@@ -198,8 +198,8 @@ class EdgeSpace:
         """
         layers = {}
         for end in (*CURVE_INPUTS, FFNS):
-            if not self.inputs[end].any():
+            if not self.edges_by_input[end].any():
                 continue
             for layer in np.unique(self.writer_layer).tolist():
-                layers[end, layer] = self.inputs[end] & (self.writer_layer == layer)
+                layers[end, layer] = self.edges_by_input[end] & (self.writer_layer == layer)
         return layers

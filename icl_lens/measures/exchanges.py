@@ -10,6 +10,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -192,13 +193,24 @@ def tower_prompts(model: Any, batch: PromptBatch) -> PromptsWithDonors:
     return PromptsWithDonors(
         batch,
         batch.label_token_positions.cpu().flatten(1),
-        batch.label_columns(partners).cpu(),
+        _columns_of(batch, partners).cpu(),
         donors,
         answers,
         queries=tuple(other_queries(prompts)),
         tokenized_like=tokenized_like,
         rows=list(range(n_prompts)),
     )
+
+
+def _columns_of(batch: PromptBatch, names: Sequence[str]) -> Int[Tensor, " batch"]:
+    """Return the index in `batch.labels` of what stands for a whole label in each row, which must
+    be one of its choices.
+    """
+    columns = []
+    for is_choice, name in zip(batch.label_mask.tolist(), names, strict=True):
+        choices = compress(enumerate(batch.label_groups), is_choice)
+        columns.append(next(column for column, group in choices if name in group))
+    return torch.tensor(columns, device=batch.answer.device)
 
 
 def _per_label(

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress
 from typing import Any, Literal, SupportsIndex, get_args
 
 import numpy as np
@@ -221,20 +220,6 @@ class PromptBatch:
             self.label_tokens != targets.to(self.label_tokens.device)[:, None]
         )
         return others if bool((others >= 0).any()) else None
-
-    def label_columns(self, names: Sequence[str]) -> Int[Tensor, " batch"]:
-        """Return the index in `labels` of what stands for a whole label in each row, which must be
-        one of its choices.
-
-        Example:
-            >>> batch.label_columns(["foo"])
-            tensor([1])
-        """
-        columns = []
-        for is_choice, name in zip(self.label_mask.tolist(), names, strict=True):
-            choices = compress(enumerate(self.label_groups), is_choice)
-            columns.append(next(column for column, group in choices if name in group))
-        return torch.tensor(columns, device=self.answer.device)
 
     def _label_tokens_where(
         self, is_selected: Bool[Tensor, "batch label"]

@@ -182,7 +182,7 @@ def _heads(explanation: Explanation) -> RenderableType:
         weights = report.attention_to(explanation.input.label_ranges)
         attention = [_attention_text(weight) for weight in weights]
         if not has_column_each:
-            attention = [_most_attended(explanation, report, list(names.values()), weights)]
+            attention = [_most_attended_text(explanation, report, list(names.values()), weights)]
         table.add_row(str(report.head), *map(signed, scores), *attention)
     return Group(table, *_heads_notes(explanation, has_losses=not measured))
 
@@ -206,7 +206,7 @@ def _attention_text(weight: float) -> Text:
     return Text(f"{weight:.2f}", style)
 
 
-def _most_attended(
+def _most_attended_text(
     explanation: Explanation, report: HeadReport, names: Sequence[str], weights: Sequence[float]
 ) -> Text:
     """Return the three labels, or else tokens, that a head attends to most, with their weights."""
