@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any, Literal, SupportsIndex, get_args
 
 import numpy as np
