@@ -58,7 +58,7 @@ from .prompts.text_task import TextTask as TextTask
 from .prompts.tokenize import tokenize as tokenize
 from .prompts.word_task import WordTask as WordTask
 from .reading.activations import Activations as Activations
-from .reading.activations import capture as capture
+from .reading.capture import capture as capture
 from .reading.copying import head_copying as head_copying
 from .reading.increases import head_log_prob_increase as head_log_prob_increase
 from .reading.increases import layer_log_prob_increase as layer_log_prob_increase

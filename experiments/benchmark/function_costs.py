@@ -2,7 +2,9 @@
 
 `python experiments/benchmark/function_costs.py` runs each function at each length in a process of
 its own, with one thread, and adds a line to a file of results: the CPU time in units of one forward
-pass over the same prompts, and the peak of resident memory above that of the loaded model. Lines
+pass over the same prompts, and the peak of memory above that of the loaded model. Memory is
+anonymous resident memory, sampled every few milliseconds: the system takes pages of files, such as
+those of the weights, back and brings them in again as it likes. Lines
 that the file has already are not measured again. A call that takes more than `--limit` seconds of
 CPU time is stopped; its time is then a lower bound, and so is its peak. A call that takes more than
 `--max-forwards` passes, as many as at the next shorter length, is not run.
@@ -18,6 +20,7 @@ import math
 import os
 import random
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -44,6 +47,8 @@ N_COUNTED = 12
 """Demonstrations whose tokens are counted, so that longer prompts have a given length."""
 SECONDS = 400.0
 """Limit of the CPU time of one call."""
+SAMPLED_EVERY = 0.002
+"""Seconds between two samples of memory."""
 
 
 class OutOfTime(BaseException):
@@ -264,19 +269,38 @@ def n_prompts(name: str) -> int:
     return N_PROMPTS.get(name, N_PROMPTS.get(name.split(",")[0], 2))
 
 
-def resident() -> tuple[float, float]:
-    """Return this process's resident memory and its largest one since `reset_peak`, GiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    sizes = {
-        line.split()[0]: int(line.split()[1]) / 2**20 for line in lines if line.startswith("Vm")
-    }
-    return sizes["VmRSS:"], sizes["VmHWM:"]
+def resident_memory() -> tuple[float, float]:
+    """Return this process's resident memory, and the part of it that belongs to no file, GiB."""
+    _, n_resident, n_of_files, *_ = Path("/proc/self/statm").read_text().split()
+    page = os.sysconf("SC_PAGE_SIZE") / 2**30
+    return int(n_resident) * page, (int(n_resident) - int(n_of_files)) * page
 
 
-def reset_peak() -> None:
-    """Forget the peak of resident memory, which loading has reached."""
-    gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")
+class PeakMemory:
+    """Samples the process's memory in a thread until `stop`."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        _, self.at_start = resident_memory()
+        self.highest = self.at_start
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+
+    def _sample(self) -> None:
+        while not self._is_over.wait(SAMPLED_EVERY):
+            self._read()
+
+    def _read(self) -> None:
+        _, anonymous = resident_memory()
+        self.highest = max(self.highest, anonymous)
+
+    def stop(self) -> float:
+        """End sampling; return the peak above the memory at the start, GiB."""
+        self._is_over.set()
+        self._thread.join()
+        self._read()
+        return self.highest - self.at_start
 
 
 def read_weights(model: Any) -> None:
@@ -321,33 +345,33 @@ def operations(call: Callable[[], Any]) -> float:
 def forward_cost(case: Case, *, counts_operations: bool) -> dict[str, float]:
     """Return the CPU time, or the operations, of one forward pass over one prompt, and its peak
     above the loaded model, GiB."""
-    reset_peak()
-    loaded, _ = resident()
+    memory = PeakMemory()
 
     def forward() -> Any:
         return il.score(case.model, case.batch[:1])
 
     if counts_operations:
         forward()  # the first batch of a length also runs the Hugging Face model
-        return {"forward_s": operations(forward), "forward_peak": resident()[1] - loaded}
+        return {"forward_s": operations(forward), "forward_peak": memory.stop()}
     seconds = []
     for _ in range(3 if case.n_tokens < 1000 else 1):
         start = time.process_time()
         forward()
         seconds.append(time.process_time() - start)
-    return {"forward_s": min(seconds), "forward_peak": resident()[1] - loaded}
+    return {"forward_s": min(seconds), "forward_peak": memory.stop()}
 
 
 def measure(
     case: Case, name: str, forward: float, limit: float, *, counts_operations: bool
 ) -> dict[str, Any]:
-    """Return the cost of one call in this process, which first reads the weights; a fork maps no
-    pages of files. `forward` is that of one pass, in seconds or operations."""
+    """Return the cost of one call in this process, which first reads the weights.
+
+    `forward` is that of one pass, in seconds or operations.
+    """
     read_weights(case.model)
     if name == "Activations.from_cache":
         _ = case.cache
-    reset_peak()
-    loaded, _ = resident()
+    memory = PeakMemory()
     if name.startswith(("layer", "head_log", "subhead", "neuron", "top", "html")):
         _ = case.acts
     if name in ("attention_score_parts", "value_parts"):
@@ -373,7 +397,7 @@ def measure(
     return {
         "forwards": cost / forward / n_prompts(name),
         "seconds": seconds,
-        "peak": resident()[1] - loaded,
+        "peak": memory.stop(),
         "is_stopped": is_stopped,
         "error": error,
         "prompts": n_prompts(name),

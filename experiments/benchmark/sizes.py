@@ -28,7 +28,7 @@ def measured_rows(source: str, name: str, dtype: str, n_tokens: int) -> list[dic
     function_costs.read_weights(model)
     seconds = time.monotonic() - start
     n_weights = sum(parameter.numel() for parameter in set(model.original_model.parameters()))
-    model_memory, _ = function_costs.resident()
+    model_memory, _ = function_costs.resident_memory()
     case = function_costs.Case(model, n_tokens)
     _ = case.prompts, case.batch, case.other, case.four
     forward = function_costs.forward_cost(case, counts_operations=False)

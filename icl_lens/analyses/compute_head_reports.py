@@ -18,7 +18,7 @@ from icl_lens.analyses.explanation_reports import (
 from icl_lens.head_scores import Score
 from icl_lens.models.head import Head
 from icl_lens.models.readout import Readout
-from icl_lens.reading.activations import capture
+from icl_lens.reading.capture import capture
 from icl_lens.reading.increases import head_position_increases
 from icl_lens.reading.reasons import SIDES, AttentionReasons, Side, attention_reasons
 from icl_lens.reading.similarity import similarity_in

@@ -24,8 +24,8 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.plain_text import Text
 from icl_lens.prompts.prompt import Prompt, Template, check_no_table
 from icl_lens.prompts.tokenize import tokenize
-from icl_lens.reading.activations import capture
 from icl_lens.reading.answer_spacing import warn_of_answer_spacing
+from icl_lens.reading.capture import capture
 from icl_lens.reading.increases import head_log_prob_increase
 from icl_lens.reading.similarity import compared_positions
 from icl_lens.runs.progress import Progress, progress_callback

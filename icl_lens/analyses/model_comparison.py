@@ -25,7 +25,8 @@ from icl_lens.models.readout import FinalNorm
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.prompts.tokenize import tokenize
-from icl_lens.reading.activations import Activations, capture
+from icl_lens.reading.activations import Activations
+from icl_lens.reading.capture import capture
 from icl_lens.reading.increases import head_log_prob_increase
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import percent, signed, signed_ends

@@ -21,7 +21,8 @@ from icl_lens.measures.label_attention import attention_by_truth, true_and_false
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Demonstration, Prompt
-from icl_lens.reading.activations import Activations, capture_with_hooks
+from icl_lens.reading.activations import Activations
+from icl_lens.reading.capture import capture_with_hooks
 from icl_lens.reading.scored_tokens import CheckedAgainst, select_rows
 from icl_lens.reading.similarity import compared_positions, similarity_in
 from icl_lens.runs.run import Run

@@ -20,7 +20,8 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.plain_text import Text
 from icl_lens.prompts.tokenize import tokenize
-from icl_lens.reading.activations import Activations, capture
+from icl_lens.reading.activations import Activations
+from icl_lens.reading.capture import capture
 from icl_lens.reading.increases import project_subheads
 from icl_lens.reading.repeated_tokens import prefix_tokens
 from icl_lens.runs.progress import steps

@@ -49,7 +49,8 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import ROLES, PromptBatch, check_batch
 from icl_lens.prompts.roles import EdgeRole, indices_in_roles, role_masks
 from icl_lens.prompts.token_ids import TokenPositions, padded_ids
-from icl_lens.reading.activations import Activations, capture_with_hooks
+from icl_lens.reading.activations import Activations
+from icl_lens.reading.capture import capture_with_hooks
 from icl_lens.reading.decompose import head_outputs
 from icl_lens.reading.head_projection import require_writers
 from icl_lens.reading.passes import last_logits

@@ -17,6 +17,7 @@ from icl_lens.edits.head_reader import Means
 from icl_lens.errors import InputError
 from icl_lens.models.head import FFN
 from icl_lens.models.memory import PIECE_BYTES
+from icl_lens.models.sizes import release_after_large_pass
 from icl_lens.prompts.batch import ROLES
 from icl_lens.reading.activations import Activations
 from icl_lens.reading.ffn_outputs import ffn_outputs
@@ -90,6 +91,7 @@ class FFNReader:
     ) -> Float[Tensor, "batch set place d_model"]:
         """Return the output for each set, with its writers removed jointly."""
         n_sets = removed.shape[1]
+        release_after_large_pass(self.view, self.acts.pattern.shape[-1])
         outputs = self.x.new_zeros(len(self.x), n_sets, self.view.d_model)
         for role in self.roles.unique().tolist():
             # For most roles, many sets lack the same writers.
@@ -98,7 +100,7 @@ class FFNReader:
             )
             bytes_per_row = 4 * self.view.d_model * (self.n_writers + 3 * len(distinct))
             with_role = (self.roles == role).nonzero()[:, 0]
-            for piece in with_role.split(max(1, PIECE_BYTES // bytes_per_row)):
+            for piece in with_role.split(max(1, PIECE_BYTES // (2 * bytes_per_row))):
                 outputs[piece] = self._outputs(piece, role, distinct)[:, index_of_set]
         return self._at_places(outputs)
 

@@ -30,6 +30,7 @@ from torch import Tensor
 from icl_lens.edits.edit import PARTS, Part
 from icl_lens.models.head import Head
 from icl_lens.models.memory import PIECE_BYTES
+from icl_lens.models.sizes import release_after_large_pass
 from icl_lens.reading.activations import Activations
 from icl_lens.reading.head_projection import (
     AttentionRow,
@@ -122,15 +123,19 @@ class Reader:
         )
 
     def rebuild(
-        self, part: Part, removed: Bool[Tensor, "role variant writer"] | None = None
+        self,
+        part: Part,
+        removed: Bool[Tensor, "role variant writer"] | None = None,
+        columns: slice = slice(None),
     ) -> Float[Tensor, "batch n variant d_head"]:
-        """Return the queries at all n places, or the keys or values at all n positions, when
-        writers are removed.
+        """Return the queries at all places, or the keys or values at all positions, when writers
+        are removed; `columns` selects n of them.
 
         `removed` says which writers each variant lacks at tokens of each role. By default, there is
         one variant per writer, which lacks this writer at all tokens.
         """
-        positions = self.places if part == "q" else self.key_positions
+        release_after_large_pass(self.view, self.key_positions.shape[1])
+        positions = (self.places if part == "q" else self.key_positions)[:, columns]
         roles = self.acts.batch.role_indices.to(positions.device)
         roles = roles.gather(1, positions.clamp(min=0)).masked_fill(positions < 0, -1)
         if part != "q" and removed is not None:  # other keys and values are the model's own
@@ -150,9 +155,9 @@ class Reader:
                 of_role = removed[role].to(rows.device)
                 distinct, index_of_variant = of_role.unique(dim=0, return_inverse=True)
             n_distinct = n_variants if distinct is None else len(distinct)
-            bytes_per_row = 4 * self.view.d_model * (self.n_writers + 2 * n_distinct)
+            bytes_per_row = 4 * self.view.d_model * (self.n_writers + 3 * n_distinct)
             with_role = (roles == role).nonzero()[:, 0]
-            for piece in with_role.split(max(1, PIECE_BYTES // bytes_per_row)):
+            for piece in with_role.split(max(1, PIECE_BYTES // (2 * bytes_per_row))):
                 x = self.writers.inputs(self.head.layer)[rows[piece], None].to(rebuilt)
                 if distinct is None:
                     x = x - self._removable(rows[piece], role)
@@ -181,25 +186,52 @@ class Reader:
         """Return z without each writer in the queries, keys or values at the tokens of each
         group.
         """
-        new, unedited = self.rebuild(part), self.z[:, None, None]
+        unedited = self.z[:, None, None]
         groups = groups[..., : self.key_positions.shape[1]]  # the captured prompts may be shorter
         if part == "q":
             places = self.places.clamp(min=0)[:, None].expand(-1, groups.shape[1], -1)
-            in_group = groups.to(new.device).gather(2, places)[:, :, None, :, None]
-            return torch.where(in_group, self.z_from(q=new)[:, None], unedited)
-        groups = groups.to(new)
+            in_group = groups.to(self.z.device).gather(2, places)[:, :, None, :, None]
+            return torch.where(in_group, self.z_from(q=self.rebuild(part))[:, None], unedited)
+        groups = groups.to(self.z)
         if part == "v":
-            new -= self.v  # in place, as these are the largest tensors
-            weight = self.attention[:, None] * groups[:, :, None]
-            equation = "batch group place pos, batch pos writer d -> batch group writer place d"
-            return unedited + einsum(weight, new, equation)
-        new -= self.k
-        change = einsum(self.q, new, "batch place d, batch pos writer d -> batch writer place pos")
+            return unedited + self._z_lost_by_values(groups)
+        change = self._score_changes()
         patterns = [self.row.pattern(change * group[:, None, None]) for group in groups.unbind(1)]
         equation = "batch writer place pos, batch pos d -> batch writer place d"
         return torch.stack(
             [einsum(pattern, self.v[:, :, 0], equation) for pattern in patterns], dim=1
         )
+
+    def _position_pieces(self) -> list[slice]:
+        """Return the positions whose keys or values without each writer are computed at a time."""
+        n_positions = self.key_positions.shape[1]
+        bytes_per_position = 4 * len(self.z) * self.n_writers * self.view.d_head
+        size = max(1, PIECE_BYTES // (4 * bytes_per_position))
+        return [slice(start, start + size) for start in range(0, n_positions, size)]
+
+    def _z_lost_by_values(
+        self, groups: Float[Tensor, "batch group pos"]
+    ) -> Float[Tensor, "batch group writer place d_head"]:
+        """Return how z changes without each writer in the values at the tokens of each group."""
+        shape = *groups.shape[:2], self.n_writers, *self.z.shape[1:]
+        change = self.z.new_zeros(shape)
+        equation = "batch group place pos, batch pos writer d -> batch group writer place d"
+        for columns in self._position_pieces():
+            new = self.rebuild("v", columns=columns)
+            new -= self.v[:, columns]  # in place, as these are the largest tensors
+            weight = self.attention[:, None, :, columns] * groups[:, :, None, columns]
+            change += einsum(weight, new, equation)
+        return change
+
+    def _score_changes(self) -> Float[Tensor, "batch writer place pos"]:
+        """Return how scores change without each writer in the keys."""
+        pieces = []
+        equation = "batch place d, batch pos writer d -> batch writer place pos"
+        for columns in self._position_pieces():
+            new = self.rebuild("k", columns=columns)
+            new -= self.k[:, columns]
+            pieces.append(einsum(self.q, new, equation))
+        return torch.cat(pieces, dim=-1)
 
     def z_without_sets(
         self, removed: dict[Part, Bool[Tensor, "set role writer"]]
@@ -210,7 +242,7 @@ class Reader:
         A few sets at a time have keys and values of their own, and rotations take as much again.
         """
         bytes_per_set = 4 * self.k[:, :, 0].numel()
-        size = max(1, PIECE_BYTES // (2 * bytes_per_set))
+        size = max(1, PIECE_BYTES // (4 * bytes_per_set))
         pieces = []
         for sets in torch.arange(len(removed["q"])).split(size):
             removed_by_sets: dict[Part, Tensor] = {

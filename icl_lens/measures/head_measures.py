@@ -26,7 +26,8 @@ from icl_lens.models.memory import LOGIT_BYTES, STREAM_BYTES
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.reading.activations import Activations, capture
+from icl_lens.reading.activations import Activations
+from icl_lens.reading.capture import capture
 from icl_lens.reading.increases import every_head_increase, min_prompts_to_fold
 from icl_lens.reading.scored_tokens import Against, CheckedAgainst, choose_tokens, select_rows
 from icl_lens.runs.configuration import tensors_digest

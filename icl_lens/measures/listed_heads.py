@@ -31,7 +31,7 @@ from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.reading.activations import capture
+from icl_lens.reading.capture import capture
 from icl_lens.reading.increases import listed_head_increase
 from icl_lens.runs.run import Run, as_run
 from icl_lens.runs.stream import plan_batches

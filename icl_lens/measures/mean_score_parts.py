@@ -35,7 +35,8 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
-from icl_lens.reading.activations import Activations, capture
+from icl_lens.reading.activations import Activations
+from icl_lens.reading.capture import capture
 from icl_lens.reading.reasons import WRITER_NAMES, because
 from icl_lens.reading.score_parts import attention_score_parts
 from icl_lens.reading.scored_tokens import check_targets

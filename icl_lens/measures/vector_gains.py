@@ -24,7 +24,7 @@ from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.locking import reserves_model
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
-from icl_lens.reading.activations import capture
+from icl_lens.reading.capture import capture
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import signed
 from icl_lens.result.tables import SHOWN_ROWS, plural_prompts

@@ -56,5 +56,14 @@ def make_room(
     return [(view.hook(layer, "hook_resid_pre"), _release_freed_memory) for layer in layers]
 
 
+def release_after_large_pass(view: ModelView, n_tokens: int) -> None:
+    """Return freed memory to the system if a pass over one prompt takes more than half of
+    `PASS_BYTES`, so that it does not stay beside what is computed next.
+    """
+    on_cpu = torch.device(view.cfg.device).type == "cpu"
+    if on_cpu and pass_bytes(view, n_tokens) > PASS_BYTES // 2:
+        release_freed_memory()
+
+
 def _release_freed_memory(x: Tensor, hook: Any) -> None:
     release_freed_memory()

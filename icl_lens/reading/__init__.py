@@ -1,11 +1,11 @@
 """Read a forward pass: record its activations, decompose them, and attribute the answer to their
 parts.
 
-1. `activations`: `capture` runs the model once, and `recorder` keeps, per prompt and layer, only
-   what the analysis reads: vectors at the last position, the last query's attention row, values,
-   and inputs at label positions. `from_cache` reads the same tensors from a TransformerLens cache,
-   which `cache_checks` compares with the batch.
-   Methods of `Activations` return what heads hold and attend to at labels.
+1. `capture` runs the prompts, and `recorder` keeps, per prompt and layer, only what the analysis
+   reads: vectors at the last position, the last query's attention row, values, and inputs at label
+   positions. The result is an `Activations`, whose methods return what heads hold and attend to at
+   labels. `from_cache` reads the same tensors from a TransformerLens cache, which `cache_checks`
+   compares with the batch.
 2. Unless `check=False`, every batch is checked: heads must sum to the attention output, sublayers
    must sum to the residual stream, and the readout must reproduce the model's logits. A model
    family that fails is rejected.

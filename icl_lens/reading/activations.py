@@ -1,8 +1,7 @@
-"""Record one forward pass: vectors at the last position and at labels, the last query's attention,
+"""Activations of prompts: vectors at the last position and at labels, the last query's attention,
 and all values.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,18 +13,17 @@ from torch import Tensor
 
 from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.metrics import most_probable
-from icl_lens.models.active_edits import active_edits, edits_suffix
+from icl_lens.models.active_edits import edits_suffix
 from icl_lens.models.head import AnyHead
-from icl_lens.models.locking import reserves_model
 from icl_lens.models.readout import Readout
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
+from icl_lens.prompts.batch import PromptBatch, check_vocabulary
 from icl_lens.prompts.batch_state import batch_from_state, batch_state
 from icl_lens.prompts.token_ids import TokenPositions
 from icl_lens.reading.cache_checks import check_same_rotations, check_same_tokens
 from icl_lens.reading.decompose import head_outputs, repeat_kv
 from icl_lens.reading.label_scores import LabelScores
-from icl_lens.reading.passes import NO_LABELS_HINT, last_logits
+from icl_lens.reading.passes import NO_LABELS_HINT
 from icl_lens.reading.recorder import ReadPlan, Recorder, at_positions
 from icl_lens.reading.serialization import (
     damaged_error,
@@ -162,7 +160,7 @@ class Activations:
             record(value)
         acts = cls(**recorder.fields())
         if check:
-            _check_sums(acts)
+            check_sums(acts)
         return acts
 
     def __repr__(self) -> str:
@@ -591,83 +589,7 @@ def _model_facts(view: ModelView) -> dict[str, str | int]:
     }
 
 
-def capture(
-    model: Any,
-    batch: PromptBatch,
-    *,
-    positions: TokenPositions | None = None,
-    writers: bool | TokenPositions = False,
-    check: bool = True,
-) -> Activations:
-    """Run one forward pass over the batch and keep only what the analysis reads.
-
-    Logits are computed at each prompt's last position only. Memory: per prompt and layer, the
-    values at every position plus a few vectors at the last position and at labels.
-
-    `positions` selects positions other than the last. All positions of a prompt are read from one
-    pass, and the result has one row per prompt and position; its batch is `batch.at(positions)`. A
-    batch made by `at` or `PromptBatch.at` also runs each prompt once. If hooks are active on the
-    model, it runs each row separately instead, because a hook may depend on where the row ends.
-
-    A prompt of n tokens takes layers · n · key-value heads · d_head numbers for its values, and for
-    each selected position layers · (3 d_model + 2 heads · d_head + d_mlp + heads · n) numbers, plus
-    layers · 2 d_model per label. For 50 positions of 1,000 tokens without labels in GPT-2 large,
-    these are 0.4 GB in float32. Capture larger inputs in pieces (`batch.split`).
-
-    `writers=True` also keeps what each component wrote at all tokens of labels and at the last
-    position (for prompts without labels, at all positions). `attention_score_parts` and
-    `value_parts` need this. `writers=positions` keeps it at these positions and at the last one.
-    With p positions, this takes layers · (p · (2 d_model + heads · d_head) + n · key-value heads ·
-    d_head) numbers per prompt.
-
-    `check` (cheap) verifies that Σ heads + b_O = attention output, that x + attn + ffn = next x,
-    that z = attention · values (unless hooks are active, which may edit it), and that the readout
-    gives the model's logits. It raises InputError for a model family where one of these does not
-    hold. Turn it off inside blocks that edit the residual stream itself.
-
-    Example:
-        >>> acts = il.capture(model, batch)
-        >>> acts.head_outputs(2).shape
-        torch.Size([1, 6, 96])
-    """
-    return capture_with_hooks(model, batch, [], positions=positions, writers=writers, check=check)
-
-
-@reserves_model
-def capture_with_hooks(
-    model: Any,
-    batch: PromptBatch,
-    hooks: Sequence[tuple[str, Callable[..., Any]]],
-    *,
-    positions: TokenPositions | None = None,
-    writers: bool | TokenPositions = False,
-    readers: Sequence[int] | None = None,
-    check: bool = True,
-) -> Activations:
-    """Return `capture`, from a pass in which `hooks`, which must not change anything, read more.
-
-    With `readers`, only the writers that these layers' heads and FFNs read are kept.
-    """
-    check_batch(batch)
-    view = ModelView.of(model)
-    plan = ReadPlan(batch, batch)
-    if positions is not None:
-        plan = ReadPlan.at(view, batch, positions)
-    elif batch.prompt_index is not None and not view.has_hooks:
-        plan = ReadPlan.shared(view, batch)
-    is_edited = view.has_hooks  # edits may give heads another z than attention times values
-    recorder = Recorder(view, plan, writers, readers)
-    logits = last_logits(model, plan.run, [*recorder.hooks(), *hooks])
-    acts = Activations(**recorder.fields(), edits=active_edits(view))
-    if check:
-        _check_sums(acts)
-        if not is_edited:
-            _check_values(acts)
-        _check_logits(acts, plan, logits)
-    return acts
-
-
-def _check_sums(acts: Activations) -> None:
+def check_sums(acts: Activations) -> None:
     """Raise InputError if the outputs of the model's blocks do not add up as the formulas
     assume.
     """
@@ -706,57 +628,4 @@ def _check_sum(
             f"{acts.view.architecture} is not supported: in layer {layer} {what} (relative "
             f"error {error:.1e}, allowed {tolerance:.0e}), so its blocks transform outputs "
             "in an unknown way"
-        )
-
-
-def _check_values(acts: Activations) -> None:
-    """Raise InputError if heads do more than add up values by attention, such as multiplying the
-    sum by a gate.
-    """
-    view, index = acts.view, acts.pass_index
-    rows = torch.arange(len(acts.z), device=acts.z.device)
-    if index is not None:  # one row of each pass is enough
-        rows = torch.zeros(len(acts.pass_v), dtype=torch.long, device=index.device).scatter(
-            0, index, rows
-        )
-    tolerance = TOLERANCE.get(acts.z.dtype, 1e-3)
-    for layer in range(view.n_layers):
-        v = acts.pass_v[:, layer].to(acts.readout.dtype)
-        z = acts.z[rows, layer].to(acts.readout.dtype)
-        # Query heads in groups of those that share keys and values.
-        pattern = acts.pattern[rows, layer].to(v).unflatten(1, (view.n_kv_heads, -1))
-        mixed = einsum(pattern, v, "row kv member key, row key kv d -> row kv member d")
-        ours = mixed.flatten(1, 2)
-        size = z.norm(dim=-1) + ours.norm(dim=-1) + 1e-30
-        error = float(((ours - z).norm(dim=-1) / size).max())
-        if not error <= tolerance:
-            raise InputError(
-                f"{view.architecture} is not supported: in layer {layer} the heads' outputs are "
-                f"not the sum of their values, weighted by attention (relative error {error:.1e}, "
-                f"allowed {tolerance:.0e}), so values are clipped or outputs are gated or normed "
-                "before W_O; in capture, check=False turns this check off"
-            )
-
-
-def _check_logits(acts: Activations, plan: ReadPlan, logits: Tensor) -> None:
-    """Raise InputError if the readout does not give the model's logits, for rows that end where
-    their pass ends.
-
-    Other rows have no logits.
-    """
-    device, last = logits.device, plan.rows.last
-    passes = plan.pass_index
-    if passes is None:
-        passes = torch.arange(len(logits), device=last.device)
-    rows = (last == plan.run.last[passes]).nonzero()[:, 0].to(device)
-    if not len(rows):
-        return
-    ours = acts.readout.select_prompts(rows).logits(acts.resid_final[rows])
-    theirs = logits[passes.to(device)[rows]].to(ours.device, ours.dtype)
-    error = float((ours - theirs).abs().max() / (ours.abs().max() + 1e-30))
-    tolerance = TOLERANCE.get(acts.z.dtype, 1e-3)
-    if not error <= tolerance:
-        raise InputError(
-            f"{acts.view.architecture} is not supported: final norm and unembedding do not "
-            f"reproduce the model's logits (relative error {error:.1e}, allowed {tolerance:.0e})"
         )

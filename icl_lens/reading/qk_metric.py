@@ -20,7 +20,8 @@ from icl_lens.models.independent_rows import rotations_by_length
 from icl_lens.models.norms import NormView
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.reading.activations import Activations, capture
+from icl_lens.reading.activations import Activations
+from icl_lens.reading.capture import capture
 from icl_lens.reading.head_projection import attention_row, check_parts, rotation_angles
 from icl_lens.reading.projections import (
     head_index,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -79,8 +79,20 @@ class ReadPlan:
         return cls(batch[last.argmax(1)], batch, index)
 
 
+class Part(NamedTuple):
+    """What one pass gives of a stored tensor."""
+
+    values: Tensor
+    rows: Int[Tensor, " n"]
+    """The rows of the stored tensor that `values` are."""
+    n_rows: int
+    """The number of rows of the stored tensor."""
+
+
 class Recorder:
-    """Fills preallocated tensors from hook values."""
+    """Fills preallocated tensors from hook values of passes, each over some rows of the plan's
+    batch; `start_pass` says which.
+    """
 
     def __init__(
         self,
@@ -93,12 +105,29 @@ class Recorder:
         `readers` read, or all.
         """
         self.view, self.batch, self.device = view, plan.rows, view.unembed_device
+        self.n_passes = len(plan.run)
         self.pass_index = None if plan.pass_index is None else plan.pass_index.to(self.device)
+        if self.pass_index is None:
+            self.passes = torch.arange(len(self.batch), device=self.device)
+        else:
+            self.passes = self.pass_index
         self.store: dict[str, Tensor] = {}
         self.keeps_writers = writers is not False
         self.readers = None if readers is None else tuple(sorted({0, *readers}))
         if self.keeps_writers:
             self._choose_writer_rows(writers)
+        self.start_pass(torch.arange(self.n_passes))
+
+    def start_pass(self, passed: Int[Tensor, " pass"]) -> None:
+        """Expect values of a pass over these rows of the plan's batch, in this order."""
+        self.passed = passed.to(self.device)
+        row_in_pass = torch.full((self.n_passes,), -1, device=self.device)
+        row_in_pass[self.passed] = torch.arange(len(passed), device=self.device)
+        self.read_rows = (row_in_pass[self.passes] >= 0).nonzero()[:, 0]
+        self.read_in_pass = row_in_pass[self.passes[self.read_rows]]
+        if self.keeps_writers:
+            self.writer_rows = (row_in_pass[self.row_pass] >= 0).nonzero()[:, 0]
+            self.written_in_pass = row_in_pass[self.row_pass[self.writer_rows]]
 
     def _choose_writer_rows(self, positions: bool | TokenPositions) -> None:
         """Choose the rows of `Writers`: these positions (True: labels' tokens, or all without any)
@@ -109,10 +138,6 @@ class Recorder:
             positions = "all"
             if batch.has_demonstrations:
                 positions = [row[row >= 0].tolist() or [-1] for row in batch.label_token_positions]
-        if self.pass_index is None:
-            self.passes = torch.arange(len(batch), device=self.device)
-        else:
-            self.passes = self.pass_index
         lengths = (batch.last + 1).tolist()
         resolved = resolve_positions(positions, lengths)
         places: list[tuple[int, int, int]] = []  # prompt, pass, position
@@ -139,7 +164,7 @@ class Recorder:
             )
         for layer in range(view.n_layers):
             clipped = attention_scores.attention_scoring(view, layer).clipped
-            hooks: dict[str, dict[str, Callable[[Tensor], Tensor]]] = {
+            hooks: dict[str, dict[str, Callable[[Tensor], Part]]] = {
                 "hook_resid_pre": {"resid_pre": self._at_last, "label_resid_pre": self._at_labels},
                 "attn.hook_q": {"q": self._at_last},
                 "attn.hook_v": {"pass_v": lambda v, clipped=clipped: self._everywhere(clipped(v))},
@@ -161,7 +186,7 @@ class Recorder:
                     if layer in self._layers_of(f"writers.{name}"):
                         hooks[hook][f"writers.{name}"] = self._at_writer_rows
                 for hook in attention_scores.rotation_hooks(view, layer) or ():
-                    named_hooks.append((hook, self._keep(None, {hook: self._angles})))
+                    named_hooks.append((hook, self._keep_angles(hook)))
             named_hooks += [
                 (view.hook(layer, hook), self._keep(layer, reads)) for hook, reads in hooks.items()
             ]
@@ -176,20 +201,36 @@ class Recorder:
         return [*named_hooks, (last, self._keep(None, {"resid_final": self._at_last}))]
 
     def _keep(
-        self, layer: int | None, reads: dict[str, Callable[[Tensor], Tensor]]
+        self, layer: int | None, reads: dict[str, Callable[[Tensor], Part]]
     ) -> Callable[..., None]:
         """Return a hook that stores what each function reads from its value."""
 
         def keep(value: Tensor, hook: Any = None) -> None:
             for name, read in reads.items():
-                part = read(value.detach()).to(self.device)
+                values, rows, n_rows = read(value.detach())
+                values = values.to(self.device)
                 if layer is None:
-                    self.store[name] = part
+                    if name not in self.store:
+                        self.store[name] = values.new_zeros((n_rows, *values.shape[1:]))
+                    self.store[name][rows] = values
                     continue
                 layers = self._layers_of(name)
                 if name not in self.store:
-                    self.store[name] = part.new_empty((len(part), len(layers), *part.shape[1:]))
-                self.store[name][:, layers.index(layer)] = part
+                    shape = (n_rows, len(layers), *values.shape[1:])
+                    self.store[name] = values.new_zeros(shape)
+                self.store[name][rows, layers.index(layer)] = values
+
+        return keep
+
+    def _keep_angles(self, name: str) -> Callable[..., None]:
+        """Return a hook that stores the angles of the longest pass, which may depend on its length;
+        all layers share one tensor.
+        """
+
+        def keep(angles: Tensor, hook: Any = None) -> None:
+            angles = angles.detach()[:, : self.batch.tokens.shape[1]].to(self.device)
+            if name not in self.store or self.store[name].shape[1] < angles.shape[1]:
+                self.store[name] = angles
 
         return keep
 
@@ -201,35 +242,45 @@ class Recorder:
             return self.readers
         return range(self.readers[-1] + 1)
 
-    def _rows(self, value: Tensor) -> Tensor:
-        """Return the index in the pass of the prompt that each row is read from."""
-        index = torch.arange(len(value)) if self.pass_index is None else self.pass_index
-        return index.to(value.device)
+    def _of_rows(self, values: Tensor) -> Part:
+        return Part(values, self.read_rows, len(self.batch))
 
-    def _at_last(self, value: Tensor) -> Tensor:
-        return value[self._rows(value), self.batch.last.to(value.device)]
+    def _at_last(self, value: Tensor) -> Part:
+        last = self.batch.last.to(value.device)[self.read_rows.to(value.device)]
+        return self._of_rows(value[self.read_in_pass.to(value.device), last])
 
-    def _at_labels(self, value: Tensor) -> Tensor:
-        return at_positions(value, self.batch.label_positions.to(value.device), self._rows(value))
+    def _at_labels(self, value: Tensor) -> Part:
+        positions = self.batch.label_positions.to(value.device)[self.read_rows.to(value.device)]
+        return self._of_rows(at_positions(value, positions, self.read_in_pass.to(value.device)))
 
-    def _last_query(self, pattern: Tensor) -> Tensor:
-        width = self.batch.tokens.shape[1]
-        return pattern[self._rows(pattern), :, self.batch.last.to(pattern.device), :width]
+    def _last_query(self, pattern: Tensor) -> Part:
+        rows = self.read_in_pass.to(pattern.device)
+        last = self.batch.last.to(pattern.device)[self.read_rows.to(pattern.device)]
+        return self._of_rows(self._at_width(pattern[rows, :, last], dim=-1))
 
-    def _at_writer_rows(self, value: Tensor) -> Tensor:
-        rows = self.row_pass.to(value.device) if len(value) > 1 else 0
-        return value[rows, self.row_position.to(value.device)]
+    def _at_writer_rows(self, value: Tensor) -> Part:
+        rows = self.written_in_pass.to(value.device) if len(value) > 1 else 0
+        positions = self.row_position[self.writer_rows].to(value.device)
+        return Part(value[rows, positions], self.writer_rows, len(self.row_pass))
 
-    def _angles(self, angles: Tensor) -> Tensor:
-        """Return the angles of each pass, which may depend on its length; all layers share one
-        tensor.
-        """
-        return angles[:, : self.batch.tokens.shape[1]]
-
-    def _everywhere(self, v: Tensor) -> Tensor:
+    def _everywhere(self, v: Tensor) -> Part:
         """Return keys or values at all positions, once per key-value group."""
         repeated = v.shape[2] // self.view.n_kv_heads  # TransformerLens may repeat key-value groups
-        return v[:, : self.batch.tokens.shape[1], ::repeated]
+        values = self._at_width(v[:, :, ::repeated], dim=1)
+        return Part(values, self.passed, self.n_passes)
+
+    def _at_width(self, x: Tensor, dim: int) -> Tensor:
+        """Return x with as many keys as the batch has tokens: those of a pass over shorter prompts
+        are followed by zeros.
+        """
+        width = self.batch.tokens.shape[1]
+        if x.shape[dim] >= width:
+            return x.narrow(dim, 0, width)
+        shape = list(x.shape)
+        shape[dim] = width
+        wide = x.new_zeros(shape)
+        wide.narrow(dim, 0, x.shape[dim]).copy_(x)
+        return wide
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of the `Activations`, including the scales of norms after attention and

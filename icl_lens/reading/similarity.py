@@ -11,7 +11,8 @@ from icl_lens.errors import InputError
 from icl_lens.models.head import AnyHead, Head, head_tuple
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
-from icl_lens.reading.activations import Activations, capture
+from icl_lens.reading.activations import Activations
+from icl_lens.reading.capture import capture
 from icl_lens.reading.qk_metric import (
     QueryKeyMetric,
     check_metric,

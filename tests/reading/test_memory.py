@@ -7,6 +7,7 @@ from pathlib import Path
 import families
 import pytest
 import torch
+from icl_lens.edits.reader import Reader
 from tolerance import assert_close
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,6 +23,7 @@ from icl_lens.models.memory import release_freed_memory
 from icl_lens.models.readout import Readout
 from icl_lens.models.sizes import key_bytes
 from icl_lens.models.view import ModelView
+from icl_lens.reading.recorder import Recorder
 
 N_LAYERS, N_HEADS = 10, 4
 SEVERAL_LAYERS = N_LAYERS - 1
@@ -320,6 +322,97 @@ def test_patched_activations_of_several_passes_are_those_of_one(activation, mode
     together = il.score(model, batch, [[patch]])
     monkeypatch.setattr(sizes, "pass_bytes", lambda *_: 2**40)
     assert_close(il.score(model, batch, [[patch]]), together)
+
+
+def prompts_of_several_lengths(model):
+    """Return prompts of which the second is the longest."""
+    prompts = [*prompts_of(model, 1, 3).prompts, *prompts_of(model, 2, 6).prompts]
+    prompts += prompts_of(model, 1, 4).prompts
+    return il.tokenize(model, prompts)
+
+
+def recorded_tensors(acts):
+    """Return all tensors of activations and of their writers by name."""
+    tensors = {name: x for name, x in vars(acts).items() if isinstance(x, torch.Tensor)}
+    for name, x in vars(acts.writers or object()).items() if acts.writers else ():
+        if isinstance(x, torch.Tensor):
+            tensors[f"writers.{name}"] = x
+    return tensors
+
+
+CAPTURES = {
+    "last": {},
+    "writers": {"writers": True},
+    "all writers": {"writers": "all"},
+    "positions": {"positions": [-3, -1], "writers": [0, -1]},
+}
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+@pytest.mark.parametrize("is_edited", [False, True])
+def test_captures_of_several_passes_are_those_of_one(name, is_edited, model, monkeypatch):
+    batch = prompts_of_several_lengths(model)
+    edits = [il.Ablate([HEAD])] if is_edited else []
+    n_rows = []
+    recording = Recorder.start_pass
+
+    def count(recorder, passed):
+        n_rows.append(len(passed))
+        recording(recorder, passed)
+
+    monkeypatch.setattr(Recorder, "start_pass", count)
+    with il.edited(model, *edits, batch=batch):
+        together = il.capture(model, batch, **CAPTURES[name])
+        monkeypatch.setattr(sizes, "pass_bytes", lambda *_: 2**40)
+        n_rows.clear()
+        alone = il.capture(model, batch, **CAPTURES[name])
+    assert n_rows[1:] == [1] * len(batch)
+    expected = recorded_tensors(together)
+    assert expected.keys() == recorded_tensors(alone).keys()
+    length = (batch.last + 1).tolist()
+    for key, tensor in recorded_tensors(alone).items():
+        if not tensor.is_floating_point():
+            assert torch.equal(tensor, expected[key])
+            continue
+        if key not in ("pass_v", "writers.k"):
+            assert_close(tensor, expected[key])
+            continue
+        for row, n_tokens in enumerate(length):  # values and keys of padding mean nothing
+            assert_close(tensor[row, :, :n_tokens], expected[key][row, :, :n_tokens])
+
+
+def test_a_capture_keeps_its_result_and_the_attention_of_one_prompt(model, monkeypatch):
+    monkeypatch.setattr(sizes, "pass_bytes", lambda *_: 2**40)
+    batch = prompts_of(model, 4)
+    with LiveMemory() as of_one:
+        first = il.capture(model, batch[:1])
+    with LiveMemory() as of_all:
+        acts = il.capture(model, batch)
+    result, of_first = (
+        sum(x.nbytes for x in recorded_tensors(recorded).values()) for recorded in (acts, first)
+    )
+    assert of_all.peak - result < of_one.peak - of_first + 0.1 * of_one.peak
+
+
+@pytest.mark.parametrize("part", ["k", "v"])
+def test_keys_and_values_are_rebuilt_for_a_few_positions_at_a_time(part, model, monkeypatch):
+    """Without each writer, those of all positions would be the largest tensors."""
+    batch = prompts_of(model, 2, 4)
+    options = {"part": part, "at": "label"}
+    together = il.head_to_head_effects(model, batch, [HEAD], method="gradient", **options)
+    monkeypatch.setattr("icl_lens.edits.reader.PIECE_BYTES", 1)
+    pieces = []
+    rebuild = Reader.rebuild
+
+    def count(reader, rebuilt_part, *removed, columns=slice(None)):
+        if rebuilt_part == part:
+            pieces.append(str(columns))
+        return rebuild(reader, rebuilt_part, *removed, columns=columns)
+
+    monkeypatch.setattr(Reader, "rebuild", count)
+    alone = il.head_to_head_effects(model, batch, [HEAD], method="gradient", **options)
+    assert len(set(pieces)) == batch.tokens.shape[1]
+    assert_close(alone.log_odds, together.log_odds)
 
 
 EDGES = {

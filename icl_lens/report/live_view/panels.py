@@ -43,7 +43,8 @@ from icl_lens.prompts.donors import (
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.prompts.token_ids import name_tokens
 from icl_lens.prompts.tokenize import tokenize
-from icl_lens.reading.activations import Activations, capture
+from icl_lens.reading.activations import Activations
+from icl_lens.reading.capture import capture
 from icl_lens.reading.increases import head_log_prob_increase
 from icl_lens.reading.multi_token_labels import whole_label_log_probs
 from icl_lens.reading.reasons import attention_reasons
