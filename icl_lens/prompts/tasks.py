@@ -127,8 +127,8 @@ def split_by_query(
     test them on.
 
     `prompts` are those of `load_task`, at least three times n, because all prompts of a query go to
-    the same list. Each list has equally many prompts of every class and label. `assigned` maps
-    queries to their list, 0 or 1. Raise InputError if the prompts have fewer than two queries.
+    the same list. Each list has equally many prompts of every label and, of a word task, of every
+    class. `assigned` maps queries to their list, 0 or 1. Raise InputError if the prompts have fewer than two queries.
 
     Warn if a list has fewer than n prompts.
 
@@ -164,10 +164,22 @@ def halves_by_query(
             "data"
         )
     free = [query for query in queries if query not in assigned]
-    first = set(free[::4]) | set(free[1::4])  # of both classes, which alternate
-    first |= {query for query in queries if assigned.get(query) == 0}
+    given = {query for query in queries if assigned.get(query) == 0}
+    # Pairs of queries take turns, because classes alternate. If no query repeats, each list would
+    # have only two of every four prompts, so that fours take turns.
+    by_pairs = _halves(prompts, n, given.union(free[::4], free[1::4]))
+    by_fours = _halves(prompts, n, given.union(*(free[start::8] for start in range(4))))
+    return max(by_pairs, by_fours, key=lambda halves: min(map(len, halves)))
+
+
+def _halves(
+    prompts: Sequence[Prompt], n: int, first: set[str]
+) -> tuple[list[Prompt], list[Prompt]]:
+    """Return at most n prompts whose query is in `first`, and as many others."""
     halves: tuple[list[Prompt], list[Prompt]] = ([], [])
-    for turn in range(4):  # `load_task` balances classes and labels within four prompts
+    for turn in range(
+        4
+    ):  # `load_task` balances labels, and classes of word tasks, within four prompts
         for half, is_first in zip(halves, (True, False), strict=True):
             same = [prompt for prompt in prompts[turn::4] if (prompt.query in first) == is_first]
             half += same[: (n + 3 - turn) // 4]

@@ -490,6 +490,21 @@ def test_too_few_prompts_for_two_lists_are_warned_of():
         il.split_by_query(il.load_task("sentiment-number", n=60), 20)
 
 
+def test_prompts_whose_queries_all_differ_fill_both_lists(tmp_path):
+    """Lists are as long as asked for, with every label equally often."""
+    rows = [(f"good news number {number}", "praise") for number in range(90)]
+    rows += [(f"bad news number {number}", "blame") for number in range(90)]
+    task = write(tmp_path / "news.csv", rows)
+    prompts = il.load_task(task, n=60, labels=("foo", "bar"), layout="random")
+    assert len({prompt.query for prompt in prompts}) == len(prompts)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        halves = il.split_by_query(prompts, 20)
+    for half in halves:
+        assert Counter(prompt.answer for prompt in half) == {"foo": 10, "bar": 10}
+    assert not {prompt.query for prompt in halves[0]} & {prompt.query for prompt in halves[1]}
+
+
 def test_a_label_with_the_space_of_the_template_is_refused(icl_mini):
     demonstrations = [("love", " foo"), ("two", " bar")]
     with pytest.raises(
