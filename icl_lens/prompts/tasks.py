@@ -164,11 +164,11 @@ def halves_by_query(
             "data"
         )
     free = [query for query in queries if query not in assigned]
-    given = {query for query in queries if assigned.get(query) == 0}
+    assigned_first = {query for query in queries if assigned.get(query) == 0}
     # Pairs of queries take turns, because classes alternate. If no query repeats, each list would
     # have only two of every four prompts, so that fours take turns.
-    by_pairs = _halves(prompts, n, given.union(free[::4], free[1::4]))
-    by_fours = _halves(prompts, n, given.union(*(free[start::8] for start in range(4))))
+    by_pairs = _halves(prompts, n, assigned_first.union(free[::4], free[1::4]))
+    by_fours = _halves(prompts, n, assigned_first.union(*(free[start::8] for start in range(4))))
     return max(by_pairs, by_fours, key=lambda halves: min(map(len, halves)))
 
 
