@@ -18,7 +18,7 @@ class RotaryAnglesUnavailable(InputError):
     """Raised when a model does not expose its rotary angles."""
 
 
-Pairs = Literal["halves", "adjacent", "adjacent, angles in halves"]
+RotaryPairs = Literal["halves", "adjacent", "adjacent, angles in halves"]
 """The dimensions of a head that rotate together: i and i + d_rotary/2, or 2i and 2i + 1.
 
 Angles have the order of the dimensions, except in "adjacent, angles in halves" (GLM, ERNIE).
@@ -38,7 +38,7 @@ class AttentionScoring(NamedTuple):
     soft_cap: float | None
     window: int | None
     position: str
-    pairs: Pairs
+    pairs: RotaryPairs
     rotates_whole_heads: bool = False
     """Whether angles for half a head's width are those of all its pairs (gpt-oss), not of a part of
     the head.
@@ -68,7 +68,9 @@ def attention_scoring(view: ModelView, layer: int) -> AttentionScoring:
         local = bool(getattr(cfg, "use_local_attn", False)) and cfg.attn_types[layer] == "local"
         cap = float(getattr(cfg, "attn_scores_soft_cap", -1.0))
         scale = 1.0 / float(attn.attn_scale)
-        pairs: Pairs = "adjacent" if getattr(cfg, "rotary_adjacent_pairs", False) else "halves"
+        pairs: RotaryPairs = (
+            "adjacent" if getattr(cfg, "rotary_adjacent_pairs", False) else "halves"
+        )
         return AttentionScoring(
             scale, cap if cap > 0 else None, cfg.window_size if local else None, position, pairs
         )
@@ -86,7 +88,7 @@ def attention_scoring(view: ModelView, layer: int) -> AttentionScoring:
     )
 
 
-def _pairs(cfg: Any, hf_attn: Any) -> Pairs:
+def _pairs(cfg: Any, hf_attn: Any) -> RotaryPairs:
     """Return which dimensions rotate together, as TransformerLens states it, or in tables of sines
     (GPT-J, CodeGen).
     """

@@ -6,6 +6,8 @@ never rise.
 """
 
 import ast
+from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -167,3 +169,32 @@ def test_each_figure_counts_what_it_is_named_after() -> None:
         figures_of([clear + "    if prices:\n        pass\n" * (MAX_BRANCHES - 2)]).long_functions
         == 0
     )
+
+
+DEFINED_TWICE = {
+    # Commands list the choices of the library, which they import only when they run.
+    *("FinalNorm", "Layout", "Positions"),
+    # What is exchanged or split: the two sides of a score, and the value beside them.
+    "Side",
+    # A component by its name, and one with what it writes.
+    "Writer",
+}
+
+
+def names_of_types(text: str) -> list[str]:
+    """Return the names of public classes and type aliases that a module defines at its top."""
+    names = []
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ClassDef):
+            names.append(node.name)
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            names.append(node.targets[0].id)
+    return [name for name in names if name[0].isupper() and not name.isupper()]
+
+
+def test_each_type_has_a_name_of_its_own() -> None:
+    texts = [path.read_text("utf-8") for path in (ROOT / "icl_lens").rglob("*.py")]
+    counts = Counter(chain.from_iterable(map(names_of_types, texts)))
+    assert {name for name, count in counts.items() if count > 1} == DEFINED_TWICE
+    twice = "Kind = str\nclass Kind: pass\nclass _Stop: pass\nLIMIT = 3\n"
+    assert names_of_types(twice) == ["Kind", "Kind"]
