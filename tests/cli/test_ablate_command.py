@@ -77,9 +77,6 @@ def test_ablating_one_prompt_is_ablate_heads(family_folder, load_tiny, capsys, t
 def test_ablating_a_task_is_ablate_with_controls(icl_mini, capsys, tmp_path, options, by, layout):
     """Heads are located on other prompts, whose classes and labels are balanced as well."""
     numbers, page = tmp_path / "numbers.json", tmp_path / "page.html"
-    if "check" not in options:
-        check(task=TASK["task"], device=TASK["device"])
-        assert str(il.task_check(icl_mini, "sentiment-number")) in shown(capsys)
     ablate(**TASK, **options, k=2, positions="last", json_file=numbers, html=page)
     out = shown(capsys)
     prompts = il.load_task("sentiment-number", n=32, layout=layout)
@@ -99,17 +96,24 @@ def test_ablating_a_task_is_ablate_with_controls(icl_mini, capsys, tmp_path, opt
         check_numbers(ablation, text)
     assert "One prompt" not in html
     if "check" not in options:
+        check(task=TASK["task"], device=TASK["device"])
         sentence = str(il.task_check(icl_mini, "sentiment-number"))
+        assert sentence in shown(capsys)
         assert sentence in out
         assert sentence.split(":")[0] in html
         assert loaded["task_check"]["sentence"] == sentence
     answers = [prompt["answer"] for prompt in loaded["prompts"]]
     assert answers == [prompt.answer for prompt in testing]
+    check_conditions(ablation, loaded["conditions"])
+
+
+def check_conditions(ablation, conditions):
+    """The stored row of each condition is that of the table; null stands for NaN."""
     for name, row in ablation.to_frame().to_dict("index").items():
         stored = dict.fromkeys(row, math.nan)
         for key in row:
-            if loaded["conditions"][name][key] is not None:
-                stored[key] = loaded["conditions"][name][key]
+            if conditions[name][key] is not None:
+                stored[key] = conditions[name][key]
         assert stored == pytest.approx(row, nan_ok=True)
 
 

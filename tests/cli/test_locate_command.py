@@ -401,16 +401,12 @@ def test_a_run_resumes_after_one_of_two_processes_dies(inputs, unbroken, tmp_pat
     out, log = tmp_path / "out", tmp_path / "log"
     arguments = ["locate", *inputs, "--out", out]
     nodes, logged = launched(LAUNCHES[way], arguments, log, LOGGED_DEATH=f"{dead} 3")
-    (pid,) = (pid for rank, pid in logged if rank == dead)
-    waited = time.time() - (log / f"{dead}-{pid}").stat().st_mtime
+    waited = time.time() - (log / f"{dead}-{dead_process(logged, dead)}").stat().st_mtime
     assert waited < 300, "gloo waits 30 minutes"
     assert all(node.returncode != 0 for node in nodes)
-    check_errors("\n".join(node.stderr for node in nodes), pid)
+    check_errors("\n".join(node.stderr for node in nodes), dead_process(logged, dead))
     there = stamps(out, "part-*")
-    assert len(logged[dead, pid]) == 3
-    assert {"part-00000.parquet", *logged[dead, pid]} <= there.keys()
-    assert there.keys() <= {"part-00000.parquet", *chain(*logged.values())}
-    assert len(there) < N // BATCH
+    check_chunks(there, logged, dead)
     if way == "torchrun" and dead:
         three = [{"2": "3"}.get(word, word) for word in LAUNCHES["torchrun"]]
         _, chunks = launched(three, arguments, tmp_path / "log3")
@@ -420,6 +416,21 @@ def test_a_run_resumes_after_one_of_two_processes_dies(inputs, unbroken, tmp_pat
         assert ended(forked(main, ["icl-lens", "locate", "--no-check", *inputs, "--out", out])) == 0
     assert there.items() <= stamps(out, "*").items()
     same_numbers(out, unbroken)
+
+
+def dead_process(logged, dead):
+    """Return the id of the process that has died, by its rank."""
+    (pid,) = (pid for rank, pid in logged if rank == dead)
+    return pid
+
+
+def check_chunks(there, logged, dead):
+    """The first chunk, and those that the process logged before it died, are there, but not all."""
+    of_dead = logged[dead, dead_process(logged, dead)]
+    assert len(of_dead) == 3
+    assert {"part-00000.parquet", *of_dead} <= there.keys()
+    assert there.keys() <= {"part-00000.parquet", *chain(*logged.values())}
+    assert len(there) < N // BATCH
 
 
 def check_errors(stderr, pid):

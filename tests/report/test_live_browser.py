@@ -122,11 +122,6 @@ def test_edits_reorders_and_clicks_show_the_functions_numbers(model, opened_live
     page.get_by_label("Remove, demonstration 3").click()
     page.get_by_label("Query").fill("nine")
     live.settle()
-    prompt = il.Prompt.parse(
-        "like : bar happy : bar two : bar eight : foo nine :".replace("eight : foo ", ""),
-        answer=None,
-    )
-    prompt = il.Prompt(prompt.demonstrations, prompt.query, None)
     assert live.view.state.demonstrations == (("like", "bar"), ("happy", "bar"), ("two", "bar"))
     # The answer foo is no label any more: the view says so and shows no number.
     assert "'foo' is not one of the labels" in page.locator(".status").inner_text()
@@ -137,11 +132,7 @@ def test_edits_reorders_and_clicks_show_the_functions_numbers(model, opened_live
     live.settle()
     prompt = il.Prompt.parse("like : bar happy : bar two : bar three : foo nine :", answer="foo")
     batch = il.tokenize(model, prompt)
-    scores = il.score(model, batch)[0]
-    table = page.locator("[aria-label=Answer][role=region]").inner_text()
-    for label, score in zip(batch.labels, scores.tolist(), strict=True):
-        assert re.search(rf"{label}\s+{100 * torch.tensor(score).exp().item():.1f} %", table)
-    assert numbers(table)[0] == pytest.approx(float(scores[1] - scores[0]), abs=0.0051)
+    check_answer(page, batch, il.score(model, batch)[0])
     effects_on_page = [
         float(number.replace("−", "-"))
         for number in page.locator(".rows .effect").all_inner_texts()
@@ -151,9 +142,7 @@ def test_edits_reorders_and_clicks_show_the_functions_numbers(model, opened_live
     )
     acts = il.capture(model, batch)
     contrast = il.head_log_prob_increase(acts, against=batch.label_tokens[:1])[0]
-    for head in ("L0H4", "L7H5"):
-        name = page.locator(f"[data-head={head}]").get_attribute("aria-label")
-        assert numbers(name)[0] == pytest.approx(float(contrast[il.Head.parse(head)]), abs=0.00051)
+    check_map(page, contrast, ("L0H4", "L7H5"))
     page.locator("[data-head=L5H0]").click()  # releases it
     page.locator("[data-head=L4H1]").click()
     page.locator("[data-head=L2H2]").click()
@@ -170,8 +159,22 @@ def test_edits_reorders_and_clicks_show_the_functions_numbers(model, opened_live
     effects = il.head_effects(model, batch).log_odds[0]
     page.get_by_role("button", name="effect", exact=True).click()
     live.settle()
-    name = page.locator("[data-head=L1H1]").get_attribute("aria-label")
-    assert numbers(name)[0] == pytest.approx(float(effects[1, 1]), abs=0.00051)
+    check_map(page, effects, ("L1H1",))
+
+
+def check_answer(page, batch, scores):
+    """The page shows each label's probability, and the log-odds of the second against the first."""
+    table = page.locator("[aria-label=Answer][role=region]").inner_text()
+    for label, score in zip(batch.labels, scores.tolist(), strict=True):
+        assert re.search(rf"{label}\s+{100 * torch.tensor(score).exp().item():.1f} %", table)
+    assert numbers(table)[0] == pytest.approx(float(scores[1] - scores[0]), abs=0.0051)
+
+
+def check_map(page, values, heads):
+    """The map of heads has these values [layer head] at some heads."""
+    for head in heads:
+        name = page.locator(f"[data-head={head}]").get_attribute("aria-label")
+        assert numbers(name)[0] == pytest.approx(float(values[il.Head.parse(head)]), abs=0.00051)
 
 
 def test_a_pin_of_another_answer_names_it_and_a_label_keeps_its_color(opened_live):

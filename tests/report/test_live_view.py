@@ -123,8 +123,34 @@ def close(values, expected):
 def test_numbers_are_those_of_the_public_functions(model, view, change):
     view.state = replace(view.state, change=change, by="exchange")
     numbers = settled(view)
-    prompt = il.Prompt.parse(TEXT, answer="foo")
-    batch = il.tokenize(model, prompt)
+    batch = il.tokenize(model, il.Prompt.parse(TEXT, answer="foo"))
+    check_unedited_numbers(numbers, model, batch)
+    query = numbers["exchange"]["other_query"]
+    assert query in ("love", "like")
+    edits = edits_by_change(model, query)
+    ablation = il.ablate_with_controls(model, batch, HEADS, n_random=N_RANDOM)
+    for heads, after in zip(
+        [HEADS, *ablation.conditions["same layers"].sets],
+        [numbers["change"]["after"], *numbers["change"]["draws"]],
+        strict=True,
+    ):
+        assert close(after, edited_log_odds(model, batch, edits[change](heads)))
+    for head in ("L1H0", "L2H3"):
+        layer, index = il.Head.parse(head)
+        after = edited_log_odds(model, batch, edits["query"]([head]))
+        lost = numbers["answer"]["outcome"] - float(after)
+        assert numbers["exchange"]["exchange"][layer][index] == pytest.approx(lost, abs=1e-4)
+
+
+def edited_log_odds(model, batch, edit):
+    """Return the log-odds of the second label against the first under an edit."""
+    with il.edited(model, edit, batch=batch):
+        scores = il.score(model, batch)[0]
+    return scores[1] - scores[0]
+
+
+def check_unedited_numbers(numbers, model, batch):
+    """Numbers of the prompt as it is, and of single heads and demonstrations."""
     scores = il.score(model, batch)[0]
     assert close(numbers["answer"]["log_probs"], scores)
     assert close(numbers["answer"]["outcome"], scores[1] - scores[0])
@@ -140,46 +166,27 @@ def test_numbers_are_those_of_the_public_functions(model, view, change):
     )
     assert close(numbers["attention"]["weights"], acts.pattern[0, 1, 1, : int(batch.last[0]) + 1])
     assert close(numbers["attention"]["to_labels"][0], acts.attention_to_labels()[0, 2, 0])
-    # Sources written out by hand: another query, the texts of the two labels exchanged, the labels
-    # exchanged.
+
+
+def edits_by_change(model, query):
+    """Return functions of heads that return the edit of each change.
+
+    Donors are written out by hand: another query, the texts of the two labels exchanged, the labels
+    exchanged.
+    """
     texts = {
-        "query": "love : bar like : bar eight : foo two : foo {} :",
+        "query": f"love : bar like : bar eight : foo two : foo {query} :",
         "keys": "eight : bar two : bar love : foo like : foo one :",
         "values": "love : foo like : foo eight : bar two : bar one :",
     }
-    query = numbers["exchange"]["other_query"]
-    assert query in ("love", "like")
-    donors = {
-        name: il.tokenize(model, il.Prompt.parse(text.format(query)))
-        for name, text in texts.items()
-    }
-    edits = {
+    donors = {name: il.tokenize(model, il.Prompt.parse(text)) for name, text in texts.items()}
+    labels = {"positions": "last", "align": "labels"}
+    return {
         "removed": lambda heads: il.Ablate(heads, positions="last"),
         "query": lambda heads: il.Patch(heads, donors["query"], activation="q", positions="last"),
-        "keys": lambda heads: il.Patch(
-            heads, donors["keys"], activation="k", positions="last", align="labels"
-        ),
-        "values": lambda heads: il.Patch(
-            heads, donors["values"], activation="v", positions="last", align="labels"
-        ),
+        "keys": lambda heads: il.Patch(heads, donors["keys"], activation="k", **labels),
+        "values": lambda heads: il.Patch(heads, donors["values"], activation="v", **labels),
     }
-    controls = il.ablate_with_controls(model, batch, HEADS, n_random=N_RANDOM).conditions[
-        "same layers"
-    ]
-    for heads, after in zip(
-        [HEADS, *controls.sets],
-        [numbers["change"]["after"], *numbers["change"]["draws"]],
-        strict=True,
-    ):
-        with il.edited(model, edits[change](heads), batch=batch):
-            set_scores = il.score(model, batch)[0]
-        assert close(after, set_scores[1] - set_scores[0])
-    for head in ("L1H0", "L2H3"):
-        with il.edited(model, edits["query"]([head]), batch=batch):
-            set_scores = il.score(model, batch)[0]
-        layer, index = il.Head.parse(head)
-        lost = numbers["answer"]["outcome"] - float(set_scores[1] - set_scores[0])
-        assert numbers["exchange"]["exchange"][layer][index] == pytest.approx(lost, abs=1e-4)
 
 
 @pytest.mark.parametrize(

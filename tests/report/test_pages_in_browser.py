@@ -97,17 +97,7 @@ def test_every_element_of_the_page_is_drawn(show, request, which, scheme, width)
     ]
     for report in explanation.heads:
         page.locator(f'button[data-value][data-head="{report.head}"]').click()
-        panel = page.locator(f'.panel[data-head="{report.head}"]')
-        assert panel.is_visible()
-        assert page.locator(".panel:visible").count() == 1
-        strips = panel.locator(".strip")
-        assert strips.count() == 2
-        for strip in strips.all():
-            assert strip.locator("> span").all_inner_texts() == list(explanation.input.tokens)
-        assert panel.locator(".weights .bar").count() == len(explanation.input.label_positions)
-        assert panel.locator("table.words tbody tr").count() == len(
-            explanation.input.label_positions
-        )
+        check_panel(page, report.head, explanation.input)
     # Every element has a visible size, and none exceeds the page's width.
     sizes = page.evaluate(
         "[...document.querySelectorAll('.cells button, figure.bars svg, svg.dots, table')]"
@@ -117,6 +107,20 @@ def test_every_element_of_the_page_is_drawn(show, request, which, scheme, width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     color = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     assert color == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 21, 23)")
+
+
+def check_panel(page, head, prompt):
+    """Only this head's panel is open; it has the prompt's tokens twice and a row for each label."""
+    panel = page.locator(f'.panel[data-head="{head}"]')
+    assert panel.is_visible()
+    assert page.locator(".panel:visible").count() == 1
+    strips = panel.locator(".strip")
+    assert strips.count() == 2
+    for strip in strips.all():
+        assert strip.locator("> span").all_inner_texts() == list(prompt.tokens)
+    n_labels = len(prompt.label_positions)
+    assert panel.locator(".weights .bar").count() == n_labels
+    assert panel.locator("table.words tbody tr").count() == n_labels
 
 
 def test_a_page_opens_the_panel_of_the_head_that_is_asked_about(show, paper):
@@ -347,16 +351,25 @@ def test_an_executed_notebook_shows_the_same(browser, notebook):
     assert page.locator(".icl-lens-twin:visible").count() == 0
     for frame in frames:
         frame.wait_for_function(f"document.documentElement.dataset.ready && !{UNDRAWN}")
-    drawn = [
-        frame.evaluate("document.querySelectorAll('.colored-tokens, canvas').length")
-        for frame in frames
+    check_frames(frames)
+    context.close()
+    assert {url.split("/")[2] for url in outside} <= {"cdnjs.cloudflare.com"}
+    assert not [
+        problem for problem in problems if "MathJax" not in problem and "require" not in problem
     ]
+
+
+def check_frames(frames):
+    """The frames of the six pictures have all elements, as high as their contents; a click on a map
+    opens a panel.
+    """
+    count = "document.querySelectorAll('{}').length"
+    drawn = [frame.evaluate(count.format(".colored-tokens, canvas")) for frame in frames]
     assert drawn == [0, 4, 2, 0, 0, 0]  # by circuitsvis
-    strips = [frame.evaluate("document.querySelectorAll('.strip').length") for frame in frames]
+    strips = [frame.evaluate(count.format(".strip")) for frame in frames]
     assert strips == [10, 0, 0, 4, 0, 10]
-    large = (
-        frames[2].locator("canvas").last.bounding_box()
-    )  # the chosen pattern, which must not collapse in a frame
+    # The chosen pattern must not collapse in a frame.
+    large = frames[2].locator("canvas").last.bounding_box()
     assert large["width"] >= 400
     assert large["width"] == pytest.approx(large["height"], abs=2)
     for frame in frames:  # as high as its content: a notebook needs no second scroll bar
@@ -364,11 +377,6 @@ def test_an_executed_notebook_shows_the_same(browser, notebook):
     maps = frames[5]
     maps.locator("button[data-value]").first.click()
     assert maps.locator(".panel:visible h3").inner_text() == "L0H0"
-    context.close()
-    assert {url.split("/")[2] for url in outside} <= {"cdnjs.cloudflare.com"}
-    assert not [
-        problem for problem in problems if "MathJax" not in problem and "require" not in problem
-    ]
 
 
 def test_a_notebook_without_scripts_shows_the_static_twins(browser, notebook):

@@ -72,30 +72,37 @@ class Hub:
         )
         assert parts is not None
         api, name, wanted, file = parts.groups()
-        revisions = self.content.get(name)
-        if revisions is None or (name == self.private and not token):
+        if name not in self.content or (name == self.private and not token):
             if token:
                 return refused(404, "RepoNotFound", "")
             return refused(401, "", "Invalid username or password.")
         revision = self.revision_of(name, wanted or "main")
         if revision is None:
             return refused(404, "RevisionNotFound", f"Invalid rev id: {wanted}")
-        commit, files = self.commit(name, revision), revisions[revision]
         if api:
-            return http.Response(
-                200, json={"id": name, "sha": commit, "siblings": [{"rfilename": f} for f in files]}
-            )
+            return self.list_of_files(name, revision)
         if name == self.gated and not token:
             return refused(401, "GatedRepo", f"Access to model {name} is restricted.")
+        with_body = request.method != "HEAD"
+        return self.file(name, revision, file, with_body=with_body, is_cut=bool(fault))
+
+    def list_of_files(self, name: str, revision: str) -> Any:
+        """Answer which files a revision has."""
+        siblings = [{"rfilename": file} for file in self.content[name][revision]]
+        commit = self.commit(name, revision)
+        return http.Response(200, json={"id": name, "sha": commit, "siblings": siblings})
+
+    def file(self, name: str, revision: str, file: str, *, with_body: bool, is_cut: bool) -> Any:
+        """Answer with a file, whose body may be left out or end early."""
+        commit, files = self.commit(name, revision), self.content[name][revision]
         if file not in files:
             return refused(404, "EntryNotFound", "Entry not found", {"X-Repo-Commit": commit})
         headers = {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha256(files[file]).hexdigest()}"'}
         headers["Content-Length"] = str(len(files[file]))
-        if request.method == "HEAD":
+        if not with_body:
             return http.Response(200, headers=headers)
-        return http.Response(
-            200, headers=headers, stream=Cut() if fault else http.ByteStream(files[file])
-        )
+        body = Cut() if is_cut else http.ByteStream(files[file])
+        return http.Response(200, headers=headers, stream=body)
 
 
 class Cut(http.SyncByteStream):

@@ -61,16 +61,25 @@ class PretendGpu(TorchFunctionMode):
             raise TypeError(
                 "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first"
             )
-        if name in ("cpu", "cuda"):
-            x = fresh(args[0])
-            return marked(x) if name == "cuda" else x
+        if name in ("cpu", "cuda", "to"):
+            return self._moved(name, func, args, kwargs)
+        self._check(name, args, tensors)
+        return self._computed(func, args, kwargs, on_gpu=on_gpu)
+
+    def _moved(self, name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
+        """Return a tensor on the device to which a function moves it."""
         if name == "to":
             return self._to(func, args, kwargs)
-        self._check(name, args, tensors)
+        x = fresh(args[0])
+        return marked(x) if name == "cuda" else x
+
+    def _computed(self, func: Any, args: Any, kwargs: dict[str, Any], *, on_gpu: bool) -> Any:
+        """Return what a function computes on the CPU, marked if it would be on the GPU."""
+        name = getattr(func, "__name__", "")
         if "device" in kwargs:
             on_gpu = is_gpu(kwargs["device"])
             kwargs["device"] = torch.device("cpu") if on_gpu else kwargs["device"]
-        if args and name in ("device",):
+        if args and name == "device":
             return func(*args, **kwargs)
         output = func(*args, **kwargs)
         if on_gpu and name not in ("tolist", "item"):

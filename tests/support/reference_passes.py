@@ -230,6 +230,112 @@ def attention_of(hf: Any, layer: int) -> Any:
         return None
 
 
+@dataclass
+class _LayerHooks:
+    """Hooks that keep and edit what one layer reads and writes while a prompt runs."""
+
+    hf: Any
+    layer: int
+    n_tokens: int
+    edit: Edit
+    seen: Pass
+    watch: _Watch
+
+    def add(self, block: Any) -> list[Any]:
+        """Set the hooks of a layer's modules, and return their handles."""
+        wiring = reference_hf._WIRING[self.hf.config.model_type]
+        handles = [
+            block.register_forward_pre_hook(self.layer_starts, with_kwargs=True),
+            block.register_forward_hook(self.layer_ends),
+        ]
+        attention = attention_of(self.hf, self.layer)
+        if attention is None:
+            return handles
+        out = block.get_submodule(wiring.out)
+        attention_output = block.get_submodule(wiring.attn_post_norm or wiring.out)
+        ffn_output = block.get_submodule(wiring.ffn_post_norm or wiring.down)
+        handles += [
+            attention.register_forward_pre_hook(self.attention_starts, with_kwargs=True),
+            attention.register_forward_hook(lambda m, a, o: self.watch.leave_attention()),
+            out.register_forward_pre_hook(self.out_starts),
+            attention_output.register_forward_hook(self.attention_output_ends),
+            ffn_output.register_forward_hook(self.ffn_output_ends),
+        ]
+        if self.hf.config.model_type not in MIXTURE_TYPES:
+            down = block.get_submodule(wiring.down)
+            handles.append(down.register_forward_pre_hook(self.down_starts))
+        return handles
+
+    def layer_starts(self, module: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        x = args[0] if args else kwargs["hidden_states"]
+        new = self.edit("resid", self.layer, x[0])
+        x = x if new is None else new[None]
+        self.seen.resid[self.layer] = x[0].detach().clone()  # some families add to it in place
+        self.watch.enter_layer(self.layer)
+        return ((x, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": x})
+
+    def layer_ends(self, module: Any, args: tuple, output: Any) -> Any:
+        new = self.edit("resid_post", self.layer, _first(output)[0])
+        return None if new is None else _with_first(output, new[None])
+
+    def attention_starts(self, module: Any, args: tuple, kwargs: dict) -> None:
+        x = args[0] if args else kwargs["hidden_states"]
+        self.seen.attention_input[self.layer] = x[0].detach().clone()
+        self.watch.enter_attention(self.layer, attention_of(self.hf, self.layer))
+
+    def out_starts(self, module: Any, args: tuple) -> tuple:
+        n_heads = reference_hf._setting(
+            self.hf.config, "num_attention_heads", "num_heads", "n_head", "n_heads"
+        )
+        z = args[0].reshape(self.n_tokens, n_heads, -1)
+        new = self.edit("z", self.layer, z)
+        self.seen.z[self.layer] = z = z if new is None else new
+        return (z.reshape(args[0].shape), *args[1:])
+
+    def attention_output_ends(self, module: Any, args: tuple, output: Any) -> Any:
+        """Edit what attention adds to the stream, and the stream between it and the FFN."""
+        written = self._written(output)
+        new = self.edit("attn_out", self.layer, written)
+        new = written if new is None else new
+        if not reference_hf.is_parallel(self.hf.config):
+            before = self.seen.resid[self.layer]
+            middle = self.edit("resid_mid", self.layer, before + new)
+            new = new if middle is None else middle - before
+        return None if new is written else self._with_written(output, new)
+
+    def ffn_output_ends(self, module: Any, args: tuple, output: Any) -> Any:
+        new = self.edit("mlp_out", self.layer, self._written(output))
+        return None if new is None else self._with_written(output, new)
+
+    def down_starts(self, module: Any, args: tuple) -> tuple | None:
+        new = self.edit("mlp_post", self.layer, args[0].reshape(self.n_tokens, -1))
+        return None if new is None else (new.reshape(args[0].shape), *args[1:])
+
+    @property
+    def _multiplier(self) -> float:
+        """By what Granite multiplies what attention and FFN add to the stream."""
+        return reference_hf._setting(self.hf.config, "residual_multiplier", default=1.0)
+
+    def _written(self, output: Any) -> Tensor:
+        """Return what a module adds to the stream, [pos d_model]."""
+        raw = _first(output).detach().clone()
+        return raw.reshape(self.n_tokens, -1) * self._multiplier
+
+    def _with_written(self, output: Any, new: Tensor) -> Any:
+        """Return a module's output with which `new` [pos d_model] is added to the stream."""
+        return _with_first(output, (new / self._multiplier).reshape(_first(output).shape))
+
+
+def _first(output: Any) -> Tensor:
+    """Return a module's output, or the first of several."""
+    return output[0] if isinstance(output, tuple) else output
+
+
+def _with_first(output: Any, new: Tensor) -> Any:
+    """Return a module's output with another tensor in place of `_first`."""
+    return (new, *output[1:]) if isinstance(output, tuple) else new
+
+
 def run(
     hf: Any,
     ids: Tensor,
@@ -245,93 +351,11 @@ def run(
     edit = edit or (lambda what, layer, value: None)
     seen = Pass()
     watch = _Watch(seen, edit, frozen or {})
-    n_heads = reference_hf._setting(
-        hf.config, "num_attention_heads", "num_heads", "n_head", "n_heads"
-    )
-
-    def layer_starts(layer: int, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        x = args[0] if args else kwargs["hidden_states"]
-        new = edit("resid", layer, x[0])
-        x = x if new is None else new[None]
-        seen.resid[layer] = x[0].detach().clone()  # some families add to it in place
-        watch.enter_layer(layer)
-        return ((x, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": x})
-
-    def layer_ends(layer: int, output: Any) -> Any:
-        x = output[0] if isinstance(output, tuple) else output
-        new = edit("resid_post", layer, x[0])
-        if new is None:
-            return None
-        return (new[None], *output[1:]) if isinstance(output, tuple) else new[None]
-
-    def attention_starts(layer: int, args: tuple, kwargs: dict) -> None:
-        x = args[0] if args else kwargs["hidden_states"]
-        seen.attention_input[layer] = x[0].detach().clone()
-        watch.enter_attention(layer, attention_of(hf, layer))
-
-    def out_starts(layer: int, args: tuple) -> tuple:
-        z = args[0].reshape(len(ids), n_heads, -1)
-        new = edit("z", layer, z)
-        seen.z[layer] = z = z if new is None else new
-        return (z.reshape(args[0].shape), *args[1:])
-
-    multiplier = reference_hf._setting(hf.config, "residual_multiplier", default=1.0)
-
-    def output_ends(site: str, layer: int, output: Any) -> Any:
-        """Edit what attention or the FFN adds to the stream, which Granite multiplies first."""
-        raw = output[0] if isinstance(output, tuple) else output
-        written = raw.detach().clone().reshape(len(ids), -1) * multiplier
-        new = edit(site, layer, written)
-        new = written if new is None else new
-        if site == "attn_out" and not reference_hf.is_parallel(hf.config):
-            middle = edit("resid_mid", layer, seen.resid[layer] + new)
-            new = new if middle is None else middle - seen.resid[layer]
-        if new is written:
-            return None
-        new = (new / multiplier).reshape(raw.shape)
-        return (new, *output[1:]) if isinstance(output, tuple) else new
-
-    def down_starts(layer: int, args: tuple) -> tuple | None:
-        new = edit("mlp_post", layer, args[0].reshape(len(ids), -1))
-        return None if new is None else (new.reshape(args[0].shape), *args[1:])
-
-    wiring = reference_hf._WIRING[hf.config.model_type]
-    out = wiring.out
     with ExitStack() as stack:
         stack.callback(watch.close)
         for layer, block in enumerate(reference_hf._layers(hf)):
-            hooks = [
-                block.register_forward_pre_hook(
-                    lambda m, a, k, layer=layer: layer_starts(layer, a, k), with_kwargs=True
-                ),
-                block.register_forward_hook(lambda m, a, o, layer=layer: layer_ends(layer, o)),
-            ]
-            attention = attention_of(hf, layer)
-            if attention is not None:
-                hooks += [
-                    attention.register_forward_pre_hook(
-                        lambda m, a, k, layer=layer: attention_starts(layer, a, k), with_kwargs=True
-                    ),
-                    attention.register_forward_hook(lambda m, a, o: watch.leave_attention()),
-                    block.get_submodule(out).register_forward_pre_hook(
-                        lambda m, a, layer=layer: out_starts(layer, a)
-                    ),
-                    block.get_submodule(wiring.attn_post_norm or out).register_forward_hook(
-                        lambda m, a, o, layer=layer: output_ends("attn_out", layer, o)
-                    ),
-                    block.get_submodule(wiring.ffn_post_norm or wiring.down).register_forward_hook(
-                        lambda m, a, o, layer=layer: output_ends("mlp_out", layer, o)
-                    ),
-                ]
-                if hf.config.model_type not in MIXTURE_TYPES:
-                    down = block.get_submodule(wiring.down)
-                    hooks.append(
-                        down.register_forward_pre_hook(
-                            lambda m, a, layer=layer: down_starts(layer, a)
-                        )
-                    )
-            for hook in hooks:
-                stack.callback(hook.remove)
+            for handle in _LayerHooks(hf, layer, len(ids), edit, seen, watch).add(block):
+                stack.callback(handle.remove)
         with torch.enable_grad() if grad else torch.no_grad():
             seen.logits = hf(ids[None], use_cache=False, **inputs).logits[0]
     return seen

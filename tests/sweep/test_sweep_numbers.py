@@ -1099,42 +1099,11 @@ def scaled(c: Both) -> None:
 def demonstrations(c: Both) -> None:
     losses = il.demonstration_effects(c.model, c.batch, against=c.against)
     n = losses.log_odds.shape[1]
-
-    def without(row: int, places: Sequence[int], way: str) -> Edit:
-        """Hide demonstrations from the last query."""
-        keys: list[int] = []
-        for number, key_range in enumerate(c.demonstrations(row)):
-            if number in places:
-                keys += key_range
-        masked: dict[int, Tensor] = {}
-
-        def edit(what: str, layer: int, x: Tensor) -> Tensor | None:
-            if what not in ("scores", "pattern") or (what == "scores") != (way == "hidden"):
-                if what == "scores":
-                    masked[layer] = x[:, -1].index_fill(
-                        1, torch.tensor(keys, dtype=torch.long), -torch.inf
-                    )
-                return None
-            x = x.clone()
-            if what == "scores":
-                x[:, -1, keys] = -torch.inf
-            elif way == "values":
-                x[:, -1, keys] = 0
-            else:
-                sinks = getattr(attention_of(c.hf, layer), "sinks", None)
-                sinks = torch.full((len(x), 1), -torch.inf) if sinks is None else sinks[:, None]
-                intact = x[:, -1, keys]
-                x[:, -1] = torch.softmax(torch.cat([masked[layer], sinks], dim=1), dim=1)[
-                    :, :-1
-                ].to(x)
-                x[:, -1, keys] = intact
-            return x
-
-        return edit
-
     for i, way in enumerate(("hidden", "keys", "values")):
         for places in (*([place] for place in range(n)), range(n)):
-            theirs = c.drops(lambda row, places=places, way=way: without(row, places, way))
+            theirs = c.drops(
+                lambda row, places=places, way=way: hidden_demonstrations(c, row, places, way)
+            )
             for name in ("log_odds", "log_prob"):
                 of_demonstrations, whole = getattr(losses, name), getattr(losses, f"whole_{name}")
                 ours = whole[:, i] if len(places) > 1 else of_demonstrations[:, places[0], i]
@@ -1143,6 +1112,41 @@ def demonstrations(c: Both) -> None:
                     min(places) < len(c.labels(row)) for row in range(len(ours))
                 ]
                 assert_close(ours[exists], theirs[name][exists], msg=f"{way}, {places}")
+
+
+def hidden_demonstrations(c: Both, row: int, places: Sequence[int], way: str) -> Edit:
+    """Return the edit that hides demonstrations from the last query.
+
+    "hidden" masks their scores; "values" omits their values; "keys" gives their share of attention
+    to the other tokens, and keeps their values at their weights.
+    """
+    keys: list[int] = []
+    for number, key_range in enumerate(c.demonstrations(row)):
+        if number in places:
+            keys += key_range
+    masked: dict[int, Tensor] = {}  # of each layer, scores of the last query without these keys
+
+    def edit(what: str, layer: int, x: Tensor) -> Tensor | None:
+        if what == "scores":
+            without = x.clone()
+            without[:, -1, keys] = -torch.inf
+            masked[layer] = without[:, -1]
+            return without if way == "hidden" else None
+        if what != "pattern" or way == "hidden":
+            return None
+        x = x.clone()
+        if way == "values":
+            x[:, -1, keys] = 0
+            return x
+        sinks = getattr(attention_of(c.hf, layer), "sinks", None)
+        sinks = torch.full((len(x), 1), -torch.inf) if sinks is None else sinks[:, None]
+        intact = x[:, -1, keys]
+        with_sinks = torch.softmax(torch.cat([masked[layer], sinks], dim=1), dim=1)
+        x[:, -1] = with_sinks[:, :-1].to(x)
+        x[:, -1, keys] = intact
+        return x
+
+    return edit
 
 
 @checks("RemovePosition")
@@ -1208,6 +1212,16 @@ def patched(c: Both) -> None:
         assert_close(ours[:, 0], theirs[:, [FOO, BAR]], msg=name)
 
 
+def patched_places(c: Both, row: int, activation: str, positions: str, align: str) -> list[int]:
+    """Return the positions of a prompt at which a source's activations are written."""
+    labels, last = c.labels(row), len(c.ids[row]) - 1
+    if positions == "last" and activation not in ("k", "v"):
+        return [last]
+    if align != "labels":
+        return list(range(last + 1))
+    return labels if positions == "last" else [*labels, last]
+
+
 def patch_edit(
     c: Both, row: int, activation: str, positions: str = "all", align: str = "positions"
 ) -> Edit:
@@ -1218,11 +1232,8 @@ def patch_edit(
     """
     is_longer = c.source(activation=activation, positions=positions, align=align) is c.stretched
     source, clean = (c.stretched_passes if is_longer else c.others_passes)[row], c.clean[row]
-    n = len(c.ids[row])
     only_last_query = positions == "last" and activation in ("k", "v")
-    places = [*c.labels(row), n - 1] if align == "labels" else list(range(n))
-    places = (places[:-1] if align == "labels" else places) if only_last_query else places
-    places = [n - 1] if positions == "last" and not only_last_query else places
+    places = patched_places(c, row, activation, positions, align)
     theirs = [place + is_longer for place in places]
     edits = []
     for layer, heads_of_layer in by_layer(c.heads).items():
@@ -1230,22 +1241,17 @@ def patch_edit(
         if is_longer and activation != "z":
             x = clean.resid[layer].clone()
             x[places] = source.resid[layer][theirs]
-            there, at = (
-                reference_passes.rerun_attention(c.hf, c.ids[row], clean, layer, x, place=True),
-                places,
-            )
+            there = reference_passes.rerun_attention(c.hf, c.ids[row], clean, layer, x, place=True)
+            at = places
         what = f"last {activation}" if only_last_query else activation
         for head in heads_of_layer:
-            to, source_index = (
-                ((places, head), (at, head)) if activation == "z" else ((head, places), (head, at))
-            )
+            to, source_index = (head, places), (head, at)
+            if activation == "z":
+                to, source_index = (places, head), (at, head)
             edits.append(writing(what, layer, to, getattr(there, activation)[layer][source_index]))
         if only_last_query:  # other positions keep the z of the unedited pass
-            edits.append(
-                writing(
-                    "z", layer, (slice(-1), heads_of_layer), clean.z[layer][:-1, heads_of_layer]
-                )
-            )
+            unedited = clean.z[layer][:-1, heads_of_layer]
+            edits.append(writing("z", layer, (slice(-1), heads_of_layer), unedited))
     return in_turn(*edits)
 
 
