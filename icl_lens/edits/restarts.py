@@ -252,8 +252,9 @@ def _hooks(
             stages |= {stage for stage, _, _ in edits_at(edits, layer, (*Z_STAGES, *SITE_STAGES))}
         if stages & {*Z_STAGES}:
             yield view.hook(layer, "attn.hook_z"), partial(write_z, layer)
-        writer = SiteWriter(partial(write_site, layer), stages.__contains__)
-        yield from writer.hooks(view, layer, stages)
+        if stages & {*SITE_STAGES}:
+            writer = SiteWriter(partial(write_site, layer), stages.__contains__)
+            yield from writer.hooks(view, layer, stages)
 
 
 def passes(

@@ -38,7 +38,7 @@ from icl_lens.edits.read import Read, checked_read, read_labels
 from icl_lens.edits.restarts import score_restarted
 from icl_lens.edits.whole_passes import editing
 from icl_lens.errors import InputError, check_at_least, short_repr
-from icl_lens.models.active_edits import DESCRIBE, edits_of_rows, rows_per_pass
+from icl_lens.models.active_edits import OPEN_EDITS, edits_of_rows, rows_per_pass
 from icl_lens.models.head import AnyHead
 from icl_lens.models.locking import model_lock
 from icl_lens.models.memory import PASS_TOKENS
@@ -85,7 +85,7 @@ def edited(model: Any, *edits: Edit, batch: PromptBatch | None = None) -> Iterat
                 f"batch must be the prompts run in the block for {type(edit).__name__}, got None"
             )
     (edit_set,) = prepare_sets(view, [edits], batch)
-    _check_whole(view, [edits])
+    _check_heads_for_whole_passes(view, [edits])
     with editing(view, *edit_set):
         yield
 
@@ -259,7 +259,7 @@ def _score_prepared(
             scores |= dict(zip(in_rows, by_rows.unbind(1), strict=True))
             _check_user_edits(view, batch, in_rows, scores, read, BEYOND_THE_LAST)
     not_scored = [number for number in range(len(checked)) if number not in scores]
-    _check_whole(view, [checked[number] for number in not_scored])
+    _check_heads_for_whole_passes(view, [checked[number] for number in not_scored])
     restarted = [number for number in not_scored if _may_restart(view, prepared[number])]
     if restarted:
         sets = [prepared[number] for number in restarted]
@@ -279,7 +279,7 @@ def _score_prepared(
 def _may_restart(view: ModelView, edits: Sequence[EditAtLayers]) -> bool:
     """Return whether a set of edits can be scored from its first edited layer on."""
     # Restarts write after the edits of open blocks, which is the order of stages only for ablation.
-    allowed = {*Z_STAGES, *SITE_STAGES} if view.model not in DESCRIBE else {Stage.removal}
+    allowed = {*Z_STAGES, *SITE_STAGES} if view.model not in OPEN_EDITS else {Stage.removal}
     return all({*edit_at.edit.stages} <= allowed for edit_at in edits)
 
 
@@ -363,7 +363,7 @@ def prepare_sets(
     return prepared_sets
 
 
-def _check_whole(view: ModelView, sets: Sequence[Sequence[Edit]]) -> None:
+def _check_heads_for_whole_passes(view: ModelView, sets: Sequence[Sequence[Edit]]) -> None:
     """Check the heads of edits that write rows themselves, which need it only for whole passes."""
     edits_that_write_rows = []
     for edits in sets:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from einops import einsum
@@ -28,13 +27,7 @@ from icl_lens.edits.edit import (
 from icl_lens.edits.pattern import LayerValues, check_no_cache, layer_hooks
 from icl_lens.edits.site_hooks import SiteWriter, site_hooks
 from icl_lens.errors import InputError
-from icl_lens.models.active_edits import (
-    DESCRIBE,
-    SELECT,
-    Described,
-    Selection,
-    are_edits_disabled,
-)
+from icl_lens.models.active_edits import OPEN_EDITS, are_edits_disabled
 from icl_lens.models.independent_rows import independent_rows
 from icl_lens.models.locking import check_thread, model_lock
 from icl_lens.models.view import ModelView
@@ -64,12 +57,15 @@ class Editor:
     start_handle: Any = None
     """Handle of the hook that calls `start`."""
 
-    def describe(self) -> Described:
-        """Return the active edits in words, and the ids of hook handles; see `active_edits`."""
-        handle_ids = {id(handle) for _, handle in self.hooked.values()}
+    def descriptions(self) -> list[str]:
+        """Return the active edits in words; none if they are disabled in this thread."""
         if are_edits_disabled(self.view):
-            return [], handle_ids
-        return [edit_at.description for edit_at in self.edits], handle_ids
+            return []
+        return [edit_at.description for edit_at in self.edits]
+
+    def handle_ids(self) -> set[int]:
+        """Return the ids of the handles of all hooks of edits."""
+        return {id(handle) for _, handle in self.hooked.values()}
 
     def enter(self, edit: EditAtLayers) -> None:
         """Activate an edit and add the hooks that no other edit has added."""
@@ -276,9 +272,6 @@ def _prompts(edit_at: EditAtLayers, n_rows: int, device: torch.device) -> Int[Te
     return torch.zeros_like(rows)
 
 
-_EDITORS: "WeakKeyDictionary[Any, Editor]" = WeakKeyDictionary()
-
-
 @contextmanager
 def editing(view: ModelView, *edits: EditAtLayers) -> Iterator[None]:
     """Activate edits inside the `with` block, in addition to other active ones.
@@ -287,15 +280,14 @@ def editing(view: ModelView, *edits: EditAtLayers) -> Iterator[None]:
     the model inside this one.
     """
     with model_lock(view.model, block=True), independent_rows(view.model):
-        editor = _EDITORS.get(view.model)
+        editor = OPEN_EDITS.get(view.model)
         if editor is None:
-            editor = _EDITORS[view.model] = Editor(view)
-            DESCRIBE[view.model] = editor.describe
-            SELECT[view.model] = Selection(editor.can_select, editor.selected)
+            editor = OPEN_EDITS[view.model] = Editor(view)
             module = getattr(view.model, "original_model", view.model)
             editor.start_handle = module.register_forward_pre_hook(
                 lambda _, args, kwargs: editor.start(args, kwargs), with_kwargs=True
             )
+        assert isinstance(editor, Editor)
         try:
             for edit in edits:
                 editor.enter(edit)
@@ -303,8 +295,8 @@ def editing(view: ModelView, *edits: EditAtLayers) -> Iterator[None]:
         finally:
             for edit in edits:
                 editor.leave(edit)
-            if not editor.edits and _EDITORS.get(view.model) is editor:
-                del _EDITORS[view.model], DESCRIBE[view.model], SELECT[view.model]
+            if not editor.edits and OPEN_EDITS.get(view.model) is editor:
+                del OPEN_EDITS[view.model]
                 editor.start_handle.remove()
 
 
@@ -361,8 +353,9 @@ def _hook_names(view: ModelView, edit_at: EditAtLayers) -> dict[str, tuple[int |
         if {*stages} & {*ATTENTION_STAGES}:
             for name, hook in layer_hooks(view, layer).items():
                 names[hook] = (None if name == "position" else layer, name)
-        for name, site in site_hooks(view, layer, stages).items():
-            names[name] = (layer, site.name)
+        if {*stages} & {*SITE_STAGES}:
+            for name, site in site_hooks(view, layer, stages).items():
+                names[name] = (layer, site.name)
         if {*stages} - {*SITE_STAGES}:
             names[view.hook(layer, "attn.hook_z")] = (layer, "z")
     return names

@@ -2,10 +2,10 @@
 set.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from icl_lens.models.locking import model_lock, model_reserved, thread_noted
@@ -17,24 +17,29 @@ from icl_lens.prompts.batch import PromptBatch
 # Names and hooks that `active_edits` lists; it counts the rest.
 MAX_NAMED = 8
 
-Described = tuple[list[str], set[int]]
-"""Open edits in words, and the ids of their hook handles."""
 
-# Model -> describes its open edits; set while `icl_lens.edits.whole_passes` has any.
-DESCRIBE: "WeakKeyDictionary[Any, Callable[[], Described]]" = WeakKeyDictionary()
+class OpenEdits(Protocol):
+    """The edits of open `with` blocks of a model, as `icl_lens.edits.whole_passes` has them."""
+
+    def descriptions(self) -> list[str]:
+        """Return what edits passes of this thread, in words."""
+        ...
+
+    def handle_ids(self) -> set[int]:
+        """Return the ids of the handles of the edits' hooks."""
+        ...
+
+    def can_select(self, batch: PromptBatch) -> bool:
+        """Return whether all edits belong to the prompts of a batch."""
+        ...
+
+    def selected(self, prompts: Sequence[int]) -> AbstractContextManager[None]:
+        """Return a block in which passes over some of the prompts have the edits of these."""
+        ...
 
 
-class Selection(NamedTuple):
-    """How passes over some prompts of a batch have the open edits of these prompts."""
-
-    is_possible: Callable[[PromptBatch], bool]
-    """Whether the edits belong to the prompts of a batch."""
-    block: Callable[[Sequence[int]], AbstractContextManager[None]]
-    """Edits passes over some of the prompts inside a `with` block."""
-
-
-# Model -> selects prompts of its open edits; set while `icl_lens.edits.whole_passes` has any.
-SELECT: "WeakKeyDictionary[Any, Selection]" = WeakKeyDictionary()
+# Model -> its open edits, if it has any.
+OPEN_EDITS: "WeakKeyDictionary[Any, OpenEdits]" = WeakKeyDictionary()
 # Model -> threads inside `edits_disabled`.
 _DISABLED: "WeakKeyDictionary[Any, set[int]]" = WeakKeyDictionary()
 
@@ -59,8 +64,8 @@ def rows_per_pass(view: ModelView, batch: PromptBatch) -> int:
     """
     with model_lock(view.model):
         is_divisible = not view.has_hooks
-        if view.model in SELECT and not _has_other_hooks(view):
-            is_divisible = SELECT[view.model].is_possible(batch)
+        if view.model in OPEN_EDITS and not _has_other_hooks(view):
+            is_divisible = OPEN_EDITS[view.model].can_select(batch)
     return rows_at_once(view, batch.tokens.shape[1]) if is_divisible else len(batch)
 
 
@@ -68,12 +73,13 @@ def edits_of_rows(view: ModelView, rows: Sequence[int]) -> AbstractContextManage
     """Return a block in which passes over some rows of a batch have the open edits of these
     rows; see `rows_per_pass`.
     """
-    return SELECT[view.model].block(rows) if view.model in SELECT else nullcontext()
+    open_edits = OPEN_EDITS.get(view.model)
+    return nullcontext() if open_edits is None else open_edits.selected(rows)
 
 
 def _has_other_hooks(view: ModelView) -> bool:
     """Return whether hooks other than those of open edits are active."""
-    _, edit_handles = DESCRIBE[view.model]()
+    edit_handles = OPEN_EDITS[view.model].handle_ids()
     for point in view.model.hook_dict.values():
         for handle in point.fwd_hooks:
             if not handle.is_permanent and id(handle) not in edit_handles:
@@ -90,8 +96,11 @@ def active_edits(view: ModelView) -> tuple[str, ...]:
     is, so its numbers are those of the edited model, and results name the edits.
     """
     with model_lock(view.model):  # or the hooks of another thread's pass would count
-        describe = DESCRIBE.get(view.model)
-        open_edits, edit_handles = ([], set()) if describe is None else describe()
+        words: list[str] = []
+        edit_handles: set[int] = set()
+        if view.model in OPEN_EDITS:
+            open_edits = OPEN_EDITS[view.model]
+            words, edit_handles = open_edits.descriptions(), open_edits.handle_ids()
         # A hook point may have several names; the last is that of TransformerLens' documentation.
         names = {id(point): name for name, point in view.model.hook_dict.items()}
         points = {id(point): point for point in view.model.hook_dict.values()}
@@ -100,7 +109,7 @@ def active_edits(view: ModelView) -> tuple[str, ...]:
             if any(id(handle) not in edit_handles for handle in point.fwd_hooks):
                 hooks.append(names[key])
         modules = hooked_modules(view.model)
-    words = list(dict.fromkeys(open_edits))
+    words = list(dict.fromkeys(words))
     if hooks:
         words.append(f"hooks at {some_of(hooks, 'activations')}")
     if modules:

@@ -62,8 +62,8 @@ LIMITS = {
     "icl_lens/result": READABLE,
     "icl_lens/runs": READABLE,
     "experiments": Figures(2, 1.3, 1, 0),
-    "tests": Figures(1.4, 1.4, 0.3, 8),
-    "tests/support": Figures(0.4, 2.6, 0.8, 3),
+    "tests": Figures(1.4, 1.4, 0.3, 0),
+    "tests/support": Figures(0.4, 2.6, 0.8, 0),
 }
 
 
