@@ -79,8 +79,8 @@ class ReadPlan:
         return cls(batch[last.argmax(1)], batch, index)
 
 
-class Part(NamedTuple):
-    """What one pass gives of a stored tensor."""
+class RowValues(NamedTuple):
+    """What one pass gives of a stored tensor: some of its rows."""
 
     values: Tensor
     rows: Int[Tensor, " n"]
@@ -164,7 +164,7 @@ class Recorder:
             )
         for layer in range(view.n_layers):
             clipped = attention_scores.attention_scoring(view, layer).clipped
-            hooks: dict[str, dict[str, Callable[[Tensor], Part]]] = {
+            hooks: dict[str, dict[str, Callable[[Tensor], RowValues]]] = {
                 "hook_resid_pre": {"resid_pre": self._at_last, "label_resid_pre": self._at_labels},
                 "attn.hook_q": {"q": self._at_last},
                 "attn.hook_v": {"pass_v": lambda v, clipped=clipped: self._everywhere(clipped(v))},
@@ -201,7 +201,7 @@ class Recorder:
         return [*named_hooks, (last, self._keep(None, {"resid_final": self._at_last}))]
 
     def _keep(
-        self, layer: int | None, reads: dict[str, Callable[[Tensor], Part]]
+        self, layer: int | None, reads: dict[str, Callable[[Tensor], RowValues]]
     ) -> Callable[..., None]:
         """Return a hook that stores what each function reads from its value."""
 
@@ -242,32 +242,32 @@ class Recorder:
             return self.readers
         return range(self.readers[-1] + 1)
 
-    def _of_rows(self, values: Tensor) -> Part:
-        return Part(values, self.read_rows, len(self.batch))
+    def _of_rows(self, values: Tensor) -> RowValues:
+        return RowValues(values, self.read_rows, len(self.batch))
 
-    def _at_last(self, value: Tensor) -> Part:
+    def _at_last(self, value: Tensor) -> RowValues:
         last = self.batch.last.to(value.device)[self.read_rows.to(value.device)]
         return self._of_rows(value[self.read_in_pass.to(value.device), last])
 
-    def _at_labels(self, value: Tensor) -> Part:
+    def _at_labels(self, value: Tensor) -> RowValues:
         positions = self.batch.label_positions.to(value.device)[self.read_rows.to(value.device)]
         return self._of_rows(at_positions(value, positions, self.read_in_pass.to(value.device)))
 
-    def _last_query(self, pattern: Tensor) -> Part:
+    def _last_query(self, pattern: Tensor) -> RowValues:
         rows = self.read_in_pass.to(pattern.device)
         last = self.batch.last.to(pattern.device)[self.read_rows.to(pattern.device)]
         return self._of_rows(self._at_width(pattern[rows, :, last], dim=-1))
 
-    def _at_writer_rows(self, value: Tensor) -> Part:
+    def _at_writer_rows(self, value: Tensor) -> RowValues:
         rows = self.written_in_pass.to(value.device) if len(value) > 1 else 0
         positions = self.row_position[self.writer_rows].to(value.device)
-        return Part(value[rows, positions], self.writer_rows, len(self.row_pass))
+        return RowValues(value[rows, positions], self.writer_rows, len(self.row_pass))
 
-    def _everywhere(self, v: Tensor) -> Part:
+    def _everywhere(self, v: Tensor) -> RowValues:
         """Return keys or values at all positions, once per key-value group."""
         repeated = v.shape[2] // self.view.n_kv_heads  # TransformerLens may repeat key-value groups
         values = self._at_width(v[:, :, ::repeated], dim=1)
-        return Part(values, self.passed, self.n_passes)
+        return RowValues(values, self.passed, self.n_passes)
 
     def _at_width(self, x: Tensor, dim: int) -> Tensor:
         """Return x with as many keys as the batch has tokens: those of a pass over shorter prompts
