@@ -63,7 +63,7 @@ class RankOptions:
     ] = "exact"
     random_sets: Annotated[
         int, Option(min=3, max=1000, help="Random sets from the same layers.")
-    ] = 10
+    ] = 20
     anyway: Annotated[
         bool, Option("--anyway", help="Locate heads also where the model does not do the task.")
     ] = False

@@ -68,7 +68,7 @@ def locate(
     bias: bool = True,
     other_scores: bool = True,
     held_out: PromptBatch | Sequence[Prompt] | None = None,
-    n_random: int = 10,
+    n_random: int = 20,
     seed: int = 0,
     run: Run | None = None,
 ) -> LocatedHeads:
