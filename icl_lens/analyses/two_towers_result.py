@@ -85,6 +85,8 @@ class Prediction:
     text: str
     """What must hold, as a clause."""
     difference: Interval
+    exchange: str = ""
+    """The exchange that must turn the answer; empty for other conditions."""
 
     @property
     def holds(self) -> bool:
@@ -277,6 +279,7 @@ class TwoTowers(Result):
                     "turned",
                     f"exchanging the {name} turns the answer",
                     Interval(-value, -high, -low),
+                    exchange=name,
                 )
             )
         return tuple(checks)
@@ -340,11 +343,10 @@ class TwoTowers(Result):
         """Return the sentence for heads that move the answer without turning it."""
         their = "its" if is_one else "their"
         kept_log_odds = []
-        for name in DONORS:
-            if any(f"the {name} turns" in check.text for check in self._failed("turned")):
-                left = self.left[name]
-                log_odds = interval_text(left.value, left.low, left.high)
-                kept_log_odds.append(f"{log_odds} with {their} {name} exchanged")
+        for check in self._failed("turned"):
+            left = self.left[check.exchange]
+            log_odds = interval_text(left.value, left.low, left.high)
+            kept_log_odds.append(f"{log_odds} with {their} {check.exchange} exchanged")
         return (
             f"The {heads} {'moves' if is_one else 'move'} the answer in the direction that two "
             f"towers predict, but {'is' if is_one else 'are'} not shown to turn it. Its "

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.edits.pattern import (
+from icl_lens.edits.recomputed_patterns import (
     LayerValues,
     ScoreInputs,
     recompute_pattern,

@@ -30,8 +30,8 @@ N_TOKENS_AT_ONCE = 4096
 def copying_scores(
     circuits: Sequence[Float[Tensor, "head d_head d_head"]],
 ) -> Float[Tensor, "layer head"]:
-    """Return each head's copying score over the whole vocabulary, −1 to 1; 1 for a head that
-    raises the logit of every token that it attends to.
+    """Return each head's copying score over the whole vocabulary, −1 to 1; 1 if all eigenvalues of
+    the head's OV circuit are positive: on the whole, it raises the tokens that it attends to.
 
     `circuits` are those of `small_circuits`.
     """

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from icl_lens.edits.edit import Attention, Edit, Positions, Stage, of_prompts
-from icl_lens.edits.pattern import without_keys
+from icl_lens.edits.recomputed_patterns import without_keys
 from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView

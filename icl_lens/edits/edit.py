@@ -12,7 +12,6 @@ passes.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from itertools import chain
 from operator import itemgetter
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -20,10 +19,11 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from icl_lens.edits.pattern import LayerValues, ScoreInputs, recompute_pattern, score_inputs
+from icl_lens.edits.recomputed_patterns import (
+    ScoreInputs,
+)
 from icl_lens.errors import InputError, check_choice
 from icl_lens.models.active_edits import some_of
-from icl_lens.models.attention_scores import attention_scoring
 from icl_lens.models.head import AnyHead, Head, head_tuple
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -332,68 +332,6 @@ def writes_at(
             _, members = writes.setdefault(key, (edit.edit, []))
             members.append((number, heads))
     return [writes[key] for key in sorted(writes, key=lambda key: key[:2])]
-
-
-def edited_attention(
-    values: LayerValues,
-    edits: LayerEdits,
-    last: Int[Tensor, " row"],
-    prompts: Sequence[Int[Tensor, " row"]],
-) -> tuple[list[int], Float[Tensor, "row head query key"], Float[Tensor, "row key head d_head"]]:
-    """Return the heads whose attention is edited, with their edited patterns and values.
-
-    `last` is the index of each row's last query, `prompts` has the index of each row's prompt for
-    each edit. A pattern is recomputed from queries and keys if an edit changes its scores or if the
-    model's own was not recorded.
-    """
-    edited_heads = sorted(set(chain.from_iterable(heads for _, _, heads in edits)))
-    n_before = sum(stage < Stage.pattern for stage, _, _ in edits)
-    recorded = values.seen.get("pattern")
-    inputs = None
-    if n_before or recorded is None:
-        position_share = any(stage == Stage.scores for stage, _, _ in edits)
-        inputs = score_inputs(values, edited_heads, position_share=position_share)
-    v = values.heads("v", edited_heads)
-    weight = torch.ones(len(v), len(edited_heads), values.seen["q"].shape[1], device=v.device)
-    has_sink = attention_scoring(values.view, values.layer).sinks is not None
-    attention = Attention(
-        edited_heads, inputs, v, weight, last, last, values.queries, has_sink=has_sink
-    )
-    edits_and_prompts = list(zip(edits, prompts, strict=True))
-    _write_attention(attention, edits_and_prompts[:n_before], values.layer)
-    attention.pattern = _pattern(values, attention, recorded)
-    _write_attention(attention, edits_and_prompts[n_before:], values.layer)
-    return edited_heads, attention.pattern, attention.v
-
-
-def _write_attention(
-    attention: Attention,
-    edits: Sequence[tuple[tuple[Stage, EditAtLayers, list[int]], Int[Tensor, " row"]]],
-    layer: int,
-) -> None:
-    """Let edits write, and record the heads whose pattern must be recomputed."""
-    for (stage, edit, heads), prompt in edits:
-        attention.prompt = prompt
-        if stage < Stage.pattern:
-            attention.rescored.update(attention.indices_of(heads))
-        edit.edit.write_attention(attention, heads, layer)
-
-
-def _pattern(
-    values: LayerValues, attention: Attention, recorded: Tensor | None
-) -> Float[Tensor, "row head query key"]:
-    """Return the edited heads' pattern after the inputs and scores stages: the recorded one where
-    no edit has changed the scores.
-    """
-    heads = attention.edited_heads
-    if recorded is not None and (attention.inputs is None or not attention.rescored):
-        return recorded[:, heads].clone()
-    assert attention.inputs is not None
-    pattern = recompute_pattern(values, attention.inputs, heads, attention.weight)
-    if recorded is not None:
-        unchanged = [index for index in range(len(heads)) if index not in attention.rescored]
-        pattern[:, unchanged] = recorded[:, [heads[index] for index in unchanged]].to(pattern)
-    return pattern
 
 
 def group_by_layer(view: ModelView, heads: Iterable[AnyHead]) -> dict[int, list[int]]:

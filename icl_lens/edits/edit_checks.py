@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from icl_lens.edits.edit import group_by_layer
-from icl_lens.edits.pattern import LayerValues, recompute_pattern, recording_hooks, score_inputs
+from icl_lens.edits.recomputed_patterns import (
+    LayerValues,
+    recompute_pattern,
+    recording_hooks,
+    score_inputs,
+)
 from icl_lens.errors import InputError
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.head import AnyHead, Head

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from icl_lens.edits.edit import Stage
-from icl_lens.edits.pattern import LayerValues
+from icl_lens.edits.recomputed_patterns import LayerValues
 from icl_lens.edits.site_hooks import HOOKS
 from icl_lens.models.inference import log_probs_of, replace_forwards
 from icl_lens.models.memory import GRAPH_BYTES, release_freed_memory

@@ -26,7 +26,7 @@ from icl_lens.edits.hugging_face_cache import (
 from icl_lens.edits.interchange import DonorRecording, LayerTensors
 from icl_lens.edits.one_token_rows.layer_attention import per_kv_head
 from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache, PrefixCacheUnsupported
-from icl_lens.edits.pattern import LayerValues, recording_hooks
+from icl_lens.edits.recomputed_patterns import LayerValues, recording_hooks
 from icl_lens.errors import InputError
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.bridge_comparison import reads_only_earlier_tokens

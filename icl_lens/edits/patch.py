@@ -21,7 +21,7 @@ from icl_lens.edits.edit import (
     group_by_layer,
     of_prompts,
 )
-from icl_lens.edits.pattern import LayerValues, recording_hooks, score_inputs
+from icl_lens.edits.recomputed_patterns import LayerValues, recording_hooks, score_inputs
 from icl_lens.errors import InputError, check_choice
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.head import AnyHead

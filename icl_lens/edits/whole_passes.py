@@ -21,10 +21,10 @@ from icl_lens.edits.edit import (
     EditAtLayers,
     Places,
     Stage,
-    edited_attention,
     edits_at,
 )
-from icl_lens.edits.pattern import LayerValues, check_no_cache, layer_hooks
+from icl_lens.edits.edited_attention import edited_attention
+from icl_lens.edits.recomputed_patterns import LayerValues, check_no_cache, layer_hooks
 from icl_lens.edits.site_hooks import SiteWriter, site_hooks
 from icl_lens.errors import InputError
 from icl_lens.models.active_edits import OPEN_EDITS, are_edits_disabled
@@ -48,8 +48,11 @@ class Editor:
     """Layer -> activations recorded in the current pass."""
     patterns: dict[int, tuple[list[int], Tensor, Tensor]] = field(default_factory=dict)
     """Layer -> edited heads, their edited patterns and values in the current pass."""
-    earlier: dict[int, tuple[list[int], Tensor, Tensor] | None] = field(default_factory=dict)
-    """Layer with edits of the last query -> the same without these; None without other edits."""
+    at_other_queries: dict[int, tuple[list[int], Tensor, Tensor] | None] = field(
+        default_factory=dict
+    )
+    """Layer with edits of the last query -> the edited heads, patterns and values of all other
+    queries, which such edits do not change; None if there are no edits of all queries."""
     sites: dict[int, SiteWriter] = field(default_factory=dict)
     """Layer -> what writes at its sites in the current pass."""
     n_cached: int = 0
@@ -126,7 +129,7 @@ class Editor:
         self.key_mask = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
         self.values.clear()
         self.patterns.clear()
-        self.earlier.clear()
+        self.at_other_queries.clear()
         self.sites.clear()
 
     def last(self, batch: int, n_queries: int, device: torch.device) -> Tensor:
@@ -157,13 +160,13 @@ class Editor:
         # If the hook of z has already run, TransformerLens ignores a returned tensor: edit the
         # original in place.
         edited_heads, pattern, _ = self.patterns[layer]
-        if layer in self.earlier:
-            earlier_pattern = value.clone()
-            if (earlier := self.earlier[layer]) is not None:
-                earlier_heads, patterns, _ = earlier
-                earlier_pattern[:, earlier_heads] = patterns
+        if layer in self.at_other_queries:
+            other_pattern = value.clone()
+            if (at_others := self.at_other_queries[layer]) is not None:
+                other_heads, patterns, _ = at_others
+                other_pattern[:, other_heads] = patterns
             is_last = self._is_last(value.transpose(1, 2))[:, None, :, None]
-            pattern = torch.where(is_last, pattern, earlier_pattern[:, edited_heads])
+            pattern = torch.where(is_last, pattern, other_pattern[:, edited_heads])
         value[:, edited_heads] = pattern
         return value
 
@@ -172,13 +175,13 @@ class Editor:
         if edits_at(self.edits, layer, ATTENTION_STAGES):
             if layer not in self.patterns:
                 self._attend(layer)
-            earlier_z = z.clone()
+            other_z = z.clone()
             heads = _attended(z, self.patterns[layer])
-            if layer in self.earlier:
-                if (earlier := self.earlier[layer]) is not None:
-                    _attended(earlier_z, earlier)
+            if layer in self.at_other_queries:
+                if (at_others := self.at_other_queries[layer]) is not None:
+                    _attended(other_z, at_others)
                 is_last = self._is_last(z)[..., None, None]
-                z[:, :, heads] = torch.where(is_last, z[:, :, heads], earlier_z[:, :, heads])
+                z[:, :, heads] = torch.where(is_last, z[:, :, heads], other_z[:, :, heads])
         last = self.last(len(z), z.shape[1], z.device)
         for _, edit_at, heads in edits_at(self.edits, layer, Z_STAGES):
             prompt = _prompts(edit_at, len(z), z.device)
@@ -217,7 +220,7 @@ class Editor:
     def _attend(self, layer: int) -> None:
         """Compute the edited patterns and values of a layer, and forget those of earlier layers."""
         self.patterns.clear()
-        self.earlier.clear()
+        self.at_other_queries.clear()
         values = self.values.pop(layer)
         check_no_cache(values)
         q = values.seen["q"]
@@ -229,9 +232,11 @@ class Editor:
         if not all(is_of_all_queries):
             edits_of_all = list(compress(edits, is_of_all_queries))
             prompts_of_all = list(compress(prompts, is_of_all_queries))
-            self.earlier[layer] = None
+            self.at_other_queries[layer] = None
             if edits_of_all:
-                self.earlier[layer] = edited_attention(values, edits_of_all, last, prompts_of_all)
+                self.at_other_queries[layer] = edited_attention(
+                    values, edits_of_all, last, prompts_of_all
+                )
 
     def _is_last(self, x: Tensor) -> Tensor:
         """Return [batch query] which of the positions on the second axis are last queries."""

@@ -77,8 +77,8 @@ class Circuit(Result):
     `locate_circuit`.
 
     Effects are drops in the answer's log-odds, nats, on held-out prompts: positive if the edge
-    helps. `low` and `high` are the ends of 95% bootstrap intervals over queries (NaN for a single
-    query).
+    helps. `low` and `high` are the ends of 95% bootstrap intervals over queries (NaN for fewer
+    than four queries).
 
     Example:
         >>> prompts = il.load_task("sentiment-number", n=60)
@@ -86,18 +86,18 @@ class Circuit(Result):
         >>> circuit = il.locate_circuit(
         ...     model, ranking, held_out, ["L5H0"], n_edges=6, n_random=4
         ... )
-        >>> len(circuit.to_frame()), circuit.n_edges
+        >>> len(circuit.to_frame()), circuit.n_all_edges
         (6, 407)
     """
 
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     readers: tuple[str, ...]
     """Heads ("L5H0") and FFNs ("F3")."""
-    n_edges: int
-    """Number of all edges into the readers."""
+    n_all_edges: int
+    """Number of all edges into the readers, of which `edges` are the first."""
     n_random: int
     """Number of random rankings."""
-    n_located: int
+    n_ranking: int
     """Number of prompts on which edges are ranked."""
     n_prompts: int
     """Number of held-out prompts, on which everything else is measured."""
@@ -205,7 +205,7 @@ class Circuit(Result):
         all_edges, none = (self.score(name)[0] for name in ("all", "none"))
         value, low, high = self.score("all − none")
         carried = (
-            f"With all {self.n_edges:,} edges into {self.readers_in_words}, the answer's log-odds "
+            f"With all {self.n_all_edges:,} edges into {self.readers_in_words}, the answer's log-odds "
             f"are {signed(all_edges, 2)}; with none, {signed(none, 2)}: the edges carry "
             f"{interval_text(value, low, high)} nats"
         )
@@ -259,10 +259,10 @@ class Circuit(Result):
             "edits": list(self.edits),
             "readers": list(self.readers),
             "reader_at": self.reader_at,
-            "expected_selected": len(self.edges) / self.n_edges,
+            "expected_selected": len(self.edges) / self.n_all_edges,
             **{
                 name: getattr(self, name)
-                for name in ("n_edges", "n_random", "n_located", "n_prompts", "n_queries")
+                for name in ("n_all_edges", "n_random", "n_ranking", "n_prompts", "n_queries")
             },
             **{name: json_records(table) for name, table in self.tables.items()},
         }
@@ -281,7 +281,7 @@ class Circuit(Result):
         sections = [self._edges_section()]
         if self.is_defined:
             sections.append(self._curve_section())
-            n_edges = f"{len(self.edges)} of {self.n_edges:,} edges"
+            n_edges = f"{len(self.edges)} of {self.n_all_edges:,} edges"
             title = f"The first {n_edges} into {self.readers_in_words}"
         else:
             title = f"Edges into {self.readers_in_words} that carry nothing distinguishable"
@@ -302,8 +302,8 @@ class Circuit(Result):
             selected = format_share(edge["selected"])
             rows.append((edge["edge"], edge["effect"], interval, edge["needed"], selected))
         role = "the last token" if self.reader_at == "last" else f"{self.reader_at} tokens"
-        n_mean, n_edges = min(self.n_located, MEAN_PROMPTS), len(self.edges)
-        selected = selected_note(n_edges, self.n_edges, "edge").capitalize()
+        n_mean, n_edges = min(self.n_ranking, MEAN_PROMPTS), len(self.edges)
+        selected = selected_note(n_edges, self.n_all_edges, "edge").capitalize()
         intervals = intervals_note(self.n_queries, "95% intervals resample these queries.")
         notes = (
             f"Readers: {', '.join(self.readers)}.",
@@ -312,9 +312,9 @@ class Circuit(Result):
             "F5. F0 is the FFN of layer 0, L4H1 head 1 of layer 4. Labels are taken together, "
             "whether they equal the answer or not.",
             "Removing an edge replaces what the writer wrote by its mean over tokens of the same "
-            f"role in {n_mean} prompts. Edges are ranked on {self.n_located} prompts and tested on "
+            f"role in {n_mean} prompts. Edges are ranked on {self.n_ranking} prompts and tested on "
             f"{self.n_prompts} others with {self.n_queries} queries. {intervals} The "
-            f"largest first-order effect of the other {self.n_edges - n_edges:,} edges is "
+            f"largest first-order effect of the other {self.n_all_edges - n_edges:,} edges is "
             f"{self.score('largest estimate left out')[0]:.3f} nats.",
             "Log-odds drop: the drop in the answer's log-odds against the other labels when the "
             f"edge is removed. Kept-only drop: the same in a model that keeps only the {n_edges} "
@@ -499,9 +499,9 @@ def locate_circuit(
         queries = testing.queries
         result = Circuit(
             readers=tuple(map(str, components)),
-            n_edges=len(space),
+            n_all_edges=len(space),
             n_random=n_random,
-            n_located=ranking.n_prompts,
+            n_ranking=ranking.n_prompts,
             n_prompts=testing.n_prompts,
             n_queries=len(set(queries)),
             reader_at=reader_at,
@@ -573,7 +573,7 @@ def _log_odds_of_sets(
     *,
     n_sets: int,
 ) -> Float[np.ndarray, "prompt set"]:
-    """Return `log_odds_without` of all prompts, in the main process."""
+    """Return `log_odds_without` of all prompts, in every process."""
 
     def score(rows: list[int]) -> dict[str, Tensor]:
         return {"log_odds": log_odds_without(view, batch[rows], removed, means, n_sets=n_sets)}

@@ -26,7 +26,7 @@ from torch.nn import functional
 from icl_lens.edits.edit import Attention, Edit, Stage, of_prompts
 from icl_lens.edits.one_token_rows.layer_attention import HiddenKeys, LayerRows, per_kv_head
 from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache
-from icl_lens.edits.pattern import without_keys
+from icl_lens.edits.recomputed_patterns import without_keys
 from icl_lens.edits.score import score_sets
 from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.intervals import mean_intervals

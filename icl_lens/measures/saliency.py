@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from icl_lens.edits.gradients import prompts_at_once, z_gradients
-from icl_lens.edits.pattern import LayerValues, recording_hooks
+from icl_lens.edits.recomputed_patterns import LayerValues, recording_hooks
 from icl_lens.errors import InputError
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.view import ModelView

@@ -144,7 +144,7 @@ def circuit_curve(circuit: Circuit, *, width: float = COLUMN) -> Figure:
     ax.set_xlim(right=100)
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
     ax.minorticks_off()
-    ax.set_xlabel(f"edges kept, % of {circuit.n_edges:,}")
+    ax.set_xlabel(f"edges kept, % of {circuit.n_all_edges:,}")
     ax.set_ylabel("faithfulness (0: no edge, 1: all)")
     legend(ax, ncols=1)
     tidy(ax)

@@ -182,7 +182,10 @@ def test_heads_act_where_reader_at_says(inputs, gpt2, words, tmp_path, monkeypat
     )
     assert circuit.edges["edge"].str.endswith(" at label").all()
     for report in (" ".join(output.split()), Page(page.read_text()).text):
-        assert f"With all {circuit.n_edges} edges into {len(HEADS)} heads at label tokens" in report
+        assert (
+            f"With all {circuit.n_all_edges} edges into {len(HEADS)} heads at label tokens"
+            in report
+        )
 
 
 def test_ffns_read_edges_if_named(inputs, tmp_path, monkeypatch, capsys):

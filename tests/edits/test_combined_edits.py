@@ -16,7 +16,7 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.edits import edit_checks as check
 from icl_lens.edits.one_token_rows.run_rows import RowEdits
-from icl_lens.edits.pattern import recompute_pattern
+from icl_lens.edits.recomputed_patterns import recompute_pattern
 from icl_lens.reading.passes import last_log_probs
 
 HEADS = [il.Head(0, 1), il.Head(1, 0), il.Head(1, 3), il.Head(2, 2)]

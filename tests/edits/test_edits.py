@@ -14,7 +14,7 @@ from shared import ragged
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.edits.pattern import without_keys
+from icl_lens.edits.recomputed_patterns import without_keys
 from icl_lens.edits.whole_passes import pass_tokens
 from icl_lens.errors import InputError
 from icl_lens.models.view import ModelView
@@ -514,7 +514,7 @@ def test_patched_values_keep_the_models_attention(load_tiny, monkeypatch):
     turned = with_turned_demonstrations(model, batch)
     patch = il.Patch([(1, 1)], turned, activation="v", align="labels")
     il.score(model, batch, [[patch]])  # checks of heads run once per model
-    monkeypatch.setattr("icl_lens.edits.edit.recompute_pattern", None)
+    monkeypatch.setattr("icl_lens.edits.edited_attention.recompute_pattern", None)
     for edits in ([], [patch]):
         with il.edited(model, *edits, batch=batch), model.hooks(fwd_hooks=hooks):
             last_log_probs(model, batch)

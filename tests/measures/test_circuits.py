@@ -195,7 +195,7 @@ def test_tables_follow_from_sets_of_edges(small):
     reference, batch = il.tokenize(model, ranking), il.tokenize(model, testing)
     space = EdgeSpace.of(ModelView.of(model), heads)
     all_edges = [space.edge(number) for number in range(len(space))]
-    assert len(set(all_edges)) == len(all_edges) == circuit.n_edges == 11 * (11 + 6)
+    assert len(set(all_edges)) == len(all_edges) == circuit.n_all_edges == 11 * (11 + 6)
     edges = circuit.to_frame()
     edge_of_name = {str(edge): edge for edge in all_edges}
     first = [edge_of_name[name] for name in edges["edge"]]
@@ -232,7 +232,7 @@ def test_circuits_contain_edges_into_ffns_whose_groups_have_no_control(small):
     readers = ["L2H1", "F1", "F2"]
     circuit = il.locate_circuit(model, ranking, testing, readers, n_edges=5, n_random=3)
     space = EdgeSpace.of(ModelView.of(model), [il.Head("L2H1"), FFN(1), FFN(2)])
-    assert circuit.n_edges == len(space) == 11 * 11 + (1 + 5 + 4) + (1 + 10 + 4)
+    assert circuit.n_all_edges == len(space) == 11 * 11 + (1 + 5 + 4) + (1 + 10 + 4)
     assert circuit.readers == tuple(readers)
     assert circuit.readers_in_words == "1 head and 2 FFNs"
     edge_of_name = {str(edge): edge for edge in map(space.edge, range(len(space)))}

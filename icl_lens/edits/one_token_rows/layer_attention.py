@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.edits.pattern import LayerValues, rotation
+from icl_lens.edits.recomputed_patterns import LayerValues, rotation
 from icl_lens.models import attention_scores
 from icl_lens.models.attention_scores import AttentionScoring, rotate
 from icl_lens.models.memory import SCORE_BYTES

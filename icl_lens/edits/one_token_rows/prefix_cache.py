@@ -16,7 +16,7 @@ from torch import Tensor
 
 from icl_lens.edits.edit_checks import PATTERN_TOLERANCE
 from icl_lens.edits.one_token_rows.layer_attention import LayerKVCache
-from icl_lens.edits.pattern import LayerValues, recording_hooks
+from icl_lens.edits.recomputed_patterns import LayerValues, recording_hooks
 from icl_lens.models.bridge_comparison import reads_only_earlier_tokens
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.locking import model_lock

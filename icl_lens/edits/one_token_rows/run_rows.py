@@ -26,13 +26,13 @@ from icl_lens.edits.edit import (
     EditAtLayers,
     Places,
     Stage,
-    edited_attention,
     edits_at,
     writes_at,
 )
+from icl_lens.edits.edited_attention import edited_attention
 from icl_lens.edits.one_token_rows.layer_attention import LayerRows, per_kv_head
 from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache, PrefixCacheUnsupported
-from icl_lens.edits.pattern import LayerValues, recording_hooks
+from icl_lens.edits.recomputed_patterns import LayerValues, recording_hooks
 from icl_lens.edits.site_hooks import SiteWriter
 from icl_lens.models.view import ModelView
 from icl_lens.reading.block_inputs import replace_residual
