@@ -1,6 +1,6 @@
 """How long an atlas takes: the tokens that its scores run, and the time of a measured pass.
 
-1. `tokens_to_run` counts, score by score, the tokens that run through all layers, as
+1. `pass_tokens_by_score` counts, score by score, the tokens that run through all layers, as
    docs/howto/atlas.md does. A token for each head runs from the head's layer on, about half of the
    layers; products of all heads' outputs with W_U count as the tokens of as many operations.
 2. `seconds_per_token` measures a pass over two of the prompts.
@@ -31,7 +31,7 @@ REMOVAL_TOKENS = 11
 N_SCORES = 24
 
 
-def tokens_to_run(
+def pass_tokens_by_score(
     view: ModelView,
     *,
     n_sequences: int,
@@ -86,9 +86,9 @@ def expected_seconds(
     """
     view = ModelView.of(model)
     if batch is None:
-        return per_token * sum(tokens_to_run(view, **counts).values())
+        return per_token * sum(pass_tokens_by_score(view, **counts).values())
     prompt_tokens = float(batch.attention_mask.sum(1).double().mean())
-    tokens = tokens_to_run(view, n_prompts=len(batch), prompt_tokens=prompt_tokens, **counts)
+    tokens = pass_tokens_by_score(view, n_prompts=len(batch), prompt_tokens=prompt_tokens, **counts)
     return per_token * sum(tokens.values())
 
 

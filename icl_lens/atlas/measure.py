@@ -79,7 +79,7 @@ def head_atlas(
     n_sequences: int = N_SEQUENCES,
     n_edited: int = N_EDITED,
     held_out: PromptBatch | Sequence[Prompt] | None = None,
-    n_random: int = 20,
+    n_random: int = 10,
     seed: int = 0,
     run: Run | None = None,
 ) -> HeadAtlas:

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from icl_lens.edits.edit import PARTS, Edit, Part, Places, Stage
 from icl_lens.edits.ffn_reader import FFNReader
-from icl_lens.edits.head_reader import Means, Reader
+from icl_lens.edits.head_reader import HeadReader, Means
 from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.head import (
@@ -467,7 +467,7 @@ def chain_vectors(
             ffn = FFNReader(acts, component, means, places, inner_vectors)
             change = ffn.output[:, None] - ffn.output_without_sets(_ffn_sets(sets))
         else:
-            head = Reader(acts, component, means, places, inner_vectors)
+            head = HeadReader(acts, component, means, places, inner_vectors)
             change = head.z[:, None] - head.z_without_sets(_head_sets(sets))
         change = change.transpose(1, 2)[rows >= 0]
         rows = rows[rows >= 0]
@@ -510,7 +510,7 @@ class _SetsOfReader:
         if isinstance(self.component, FFN):
             ffn = FFNReader(acts, self.component, means, places, vectors)
             return ffn.output_without_sets(_ffn_sets(sets)).flatten(1, 2)
-        head = Reader(acts, self.component, means, places, vectors)
+        head = HeadReader(acts, self.component, means, places, vectors)
         return head.z_without_sets(_head_sets(sets)).flatten(1, 2)
 
 

@@ -44,7 +44,7 @@ Means = Float[Tensor, "role writer d_model"]
 """Mean of what each writer wrote to tokens of each role."""
 
 
-class Reader:
+class HeadReader:
     """A head in captured passes, whose z at some places can be rebuilt without some writers.
 
     A removed writer's output is replaced by its mean in `means`, or by zero if that is None; what

@@ -44,7 +44,7 @@ from icl_lens.edits.edges import (
 from icl_lens.edits.edit import PARTS, Part, Stage
 from icl_lens.edits.ffn_reader import FFNReader
 from icl_lens.edits.gradients import site_gradients, z_gradients
-from icl_lens.edits.head_reader import Means, Reader
+from icl_lens.edits.head_reader import HeadReader, Means
 from icl_lens.edits.score import score_sets
 from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.measures.effects import AnswerTokens
@@ -461,7 +461,7 @@ class _RemovedEdges:
                 ffn = FFNReader(acts, component, means, places[prompts], vectors)
                 outputs = ffn.output_without_each()
             else:
-                head = Reader(acts, component, means, places[prompts], vectors)
+                head = HeadReader(acts, component, means, places[prompts], vectors)
                 outputs = head.z_without_each(cast(Part, self.inputs.part), tokens)[:, 0]
             pieces.append(outputs[:, indices].flatten(1, 2))
         return torch.cat(pieces, dim=1)
@@ -537,7 +537,7 @@ def estimate_effects(
         acts = capture_writers(model, batch[prompts], "all", layers_of(readers))
         estimates: dict[Component, Tensor] = {}
         for head in heads:
-            reader = Reader(acts, head, means, places[prompts])
+            reader = HeadReader(acts, head, means, places[prompts])
             estimates[head] = _estimates_of_head(reader, gradients[head], masks[prompts])
         for ffn in ffns:
             ffn_reader = FFNReader(acts, ffn, means, places[prompts])
@@ -554,7 +554,7 @@ def estimate_effects(
 
 
 def _estimates_of_head(
-    reader: Reader,
+    reader: HeadReader,
     gradient: Float[Tensor, "batch pos d_head"],
     masks: Bool[Tensor, "batch role pos"],
 ) -> Float[Tensor, "batch part role writer"]:

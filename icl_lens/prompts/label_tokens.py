@@ -116,20 +116,22 @@ class LabelPlace(NamedTuple):
     """Where a demonstration's label is, in tokens of its text."""
 
     scored: int
-    range: tuple[int, int]
-    """White space before the label belongs to it only if it is scored, as does what follows it."""
+    tokens: tuple[int, int]
+    """The label's first token and the one after its last. White space before the label is its first
+    if the label is scored there, and the token that ends the label is its last if that is scored.
+    """
 
     @classmethod
     def from_text(
-        cls, text: TokenizedText, span: Span, gap: str, n_shared: int, is_ended: bool
+        cls, text: TokenizedText, span: Span, gap: str, n_shared: int, ends_with_next_token: bool
     ) -> "LabelPlace":
         """Return the place of the label at `span`, which is scored after `n_shared` of its tokens.
 
-        If it `is_ended`, the token after the label is scored.
+        It begins like another label up to there; if it is whole then, the next token is scored.
         """
         start, stop = text.label_range(span, gap)
         scored = start + n_shared
-        return cls(scored, (min(scored, text.range_of(span)[0]), stop + is_ended))
+        return cls(scored, (min(scored, text.range_of(span)[0]), stop + ends_with_next_token))
 
 
 class LabelRow(NamedTuple):

@@ -145,7 +145,7 @@ class _Row:
         """The token range of each demonstration's label."""
         ranges = []
         for place in self.label_places:
-            first, end = place.range
+            first, end = place.tokens
             ranges.append((len(self.prefix) + first, len(self.prefix) + end))
         return ranges
 
@@ -262,8 +262,8 @@ def _label_places(
     places = []
     spans = text.rendered.label_spans
     for span, demonstration in zip(spans, prompt.demonstrations, strict=True):
-        n_shared, is_ended = label_tokens.parted(demonstration.label, start)
-        places.append(LabelPlace.from_text(text, span, gap, n_shared, is_ended))
+        n_shared, ends_with_next_token = label_tokens.parted(demonstration.label, start)
+        places.append(LabelPlace.from_text(text, span, gap, n_shared, ends_with_next_token))
     return places
 
 

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import icl_lens as il
 from icl_lens.atlas import duration
-from icl_lens.atlas.duration import expected_seconds, seconds_per_token, tokens_to_run
+from icl_lens.atlas.duration import expected_seconds, pass_tokens_by_score, seconds_per_token
 from icl_lens.atlas.measure import Survey
 from icl_lens.measures.effects import AnswerTokens
 from icl_lens.models.view import ModelView
@@ -25,7 +25,7 @@ def test_the_tokens_of_each_score_are_those_of_its_operations(icl_mini):
     last_logits(icl_mini, batch)  # compares the model with that of Hugging Face
     operations_a_token = operations(lambda: last_logits(icl_mini, batch)) / n_tokens
     counts = {"n_sequences": 4, "n_prompts": 4, "n_edited": 4, "prompt_tokens": n_tokens / 4}
-    expected = tokens_to_run(view, **counts)
+    expected = pass_tokens_by_score(view, **counts)
     run = il.Run()
     measured = {
         "effect": lambda: survey._effects(batch, tokens, run),
@@ -61,16 +61,18 @@ def test_the_duration_is_a_measured_pass_times_the_tokens(icl_mini, monkeypatch)
     assert per_token == pytest.approx(0.2 / n_tokens, rel=0.3)
     counts = {"n_sequences": 4, "n_edited": 2, "n_held_out": 0}
     length = float(batch.attention_mask.sum(1).double().mean())
-    tokens = tokens_to_run(ModelView.of(icl_mini), n_prompts=4, prompt_tokens=length, **counts)
+    tokens = pass_tokens_by_score(
+        ModelView.of(icl_mini), n_prompts=4, prompt_tokens=length, **counts
+    )
     assert expected_seconds(icl_mini, batch, 0.5, **counts) == pytest.approx(
         0.5 * sum(tokens.values())
     )
-    without = tokens_to_run(ModelView.of(icl_mini), n_sequences=4)
+    without = pass_tokens_by_score(ModelView.of(icl_mini), n_sequences=4)
     assert not any(without[name] for name in ("read", "effect", "exchanges", "indirect effect"))
     assert expected_seconds(icl_mini, None, 0.5, **counts) < expected_seconds(
         icl_mini, batch, 0.5, **counts
     )
-    more = tokens_to_run(
+    more = pass_tokens_by_score(
         ModelView.of(icl_mini), n_prompts=4, prompt_tokens=length, **counts | {"n_edited": 9}
     )
     assert more["effect"] == pytest.approx(2 * tokens["effect"])  # there are only four prompts

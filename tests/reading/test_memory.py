@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import icl_lens as il
 from icl_lens.edits.edges import writer_means
-from icl_lens.edits.head_reader import Reader
+from icl_lens.edits.head_reader import HeadReader
 from icl_lens.edits.hugging_face_cache import new_cache
 from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache
 from icl_lens.measures.saliency import KINDS
@@ -402,14 +402,14 @@ def test_keys_and_values_are_rebuilt_for_a_few_positions_at_a_time(part, model, 
     together = il.head_to_head_effects(model, batch, [HEAD], method="gradient", **options)
     monkeypatch.setattr("icl_lens.edits.head_reader.PIECE_BYTES", 1)
     pieces = []
-    rebuild = Reader.rebuild
+    rebuild = HeadReader.rebuild
 
     def count(reader, rebuilt_part, *removed, columns=slice(None)):
         if rebuilt_part == part:
             pieces.append(str(columns))
         return rebuild(reader, rebuilt_part, *removed, columns=columns)
 
-    monkeypatch.setattr(Reader, "rebuild", count)
+    monkeypatch.setattr(HeadReader, "rebuild", count)
     alone = il.head_to_head_effects(model, batch, [HEAD], method="gradient", **options)
     assert len(set(pieces)) == batch.tokens.shape[1]
     assert_close(alone.log_odds, together.log_odds)

@@ -34,7 +34,7 @@ import icl_lens as il
 from icl_lens.edits.edges import capture_writers, layers_of, positions_in, writer_pieces
 from icl_lens.edits.edit import PARTS
 from icl_lens.edits.gradients import z_gradients
-from icl_lens.edits.head_reader import Means, Reader
+from icl_lens.edits.head_reader import HeadReader, Means
 from icl_lens.measures.head_to_head_effects import log_odds_of
 from icl_lens.models.inference import replace_forwards
 from icl_lens.models.view import ModelView
@@ -65,7 +65,7 @@ def attribute_edges(
     for prompts in writer_pieces(view, batch, "all"):
         acts = capture_writers(model, batch[prompts], "all", layers_of(readers))
         edges = [
-            _Edges(acts, Reader(acts, head, means, places[prompts]), means) for head in readers
+            _Edges(acts, HeadReader(acts, head, means, places[prompts]), means) for head in readers
         ]
         for share in shares:
             _add_gradients(view, acts, edges, path, share)
@@ -88,7 +88,7 @@ class _Edges:
     and gradients.
     """
 
-    def __init__(self, acts: Activations, reader: Reader, means: Means) -> None:
+    def __init__(self, acts: Activations, reader: HeadReader, means: Means) -> None:
         self.reader, writers, layer = reader, require_writers(acts), reader.head.layer
         rows = writers.row.clamp(min=0)
         self.x = writers.inputs(layer)[rows].to(reader.q)  # [batch pos d_model]
