@@ -1,7 +1,7 @@
 from . import metrics as metrics
 from . import results as results
-from .analyses.comparison import compare as compare
 from .analyses.explain import explain as explain
+from .analyses.explanation_comparison import compare as compare
 from .analyses.model_comparison import compare_models as compare_models
 from .analyses.task_behavior import task_check as task_check
 from .analyses.trace import trace as trace

@@ -1,8 +1,8 @@
 import pathlib
 import typing
 
-from .analyses.comparison import Comparison as Comparison
 from .analyses.explanation import Explanation as Explanation
+from .analyses.explanation_comparison import Comparison as Comparison
 from .analyses.model_comparison import ModelComparison as ModelComparison
 from .analyses.pair_behavior import PairCheck as PairCheck
 from .analyses.task_behavior import TaskCheck as TaskCheck
@@ -15,7 +15,7 @@ from .measures.demonstration_effects import DemonstrationEffects as Demonstratio
 from .measures.effects import HeadEffects as HeadEffects
 from .measures.generation import Generations as Generations
 from .measures.head_to_head_effects import HeadToHeadEffects as HeadToHeadEffects
-from .measures.located_heads import LocatedHeads as LocatedHeads
+from .measures.locate_result import LocatedHeads as LocatedHeads
 from .measures.mean_score_parts import MeanScoreParts as MeanScoreParts
 from .measures.saliency import SaliencyFlow as SaliencyFlow
 from .measures.vector_gains import VectorGains as VectorGains

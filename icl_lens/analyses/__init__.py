@@ -2,7 +2,7 @@
 
 1. `explain` describes a model on one prompt. `compute_reports` and `compute_head_reports` compute
    what `explanation_reports` hold; `explanation_sentences`, `explanation_tables` and
-   `explanation_sections` say, list and order it; `explanation` is what users get. `comparison`
+   `explanation_sections` say, list and order it; `explanation` is what users get. `explanation_comparison`
    compares two of them.
 2. `model_comparison` compares two models over many prompts.
 3. `task_behavior`, and `pair_behavior` for pairs, say what a model does on a task (a `check`).

@@ -14,7 +14,6 @@ from icl_lens.analyses.compute_reports import ScoredPrompt
 from icl_lens.analyses.explanation import Explanation
 from icl_lens.analyses.explanation_reports import Settings
 from icl_lens.errors import InputError, check_choice, check_integers, short_repr
-from icl_lens.head_scores import SCORES, Score, choose_score
 from icl_lens.measures.effects import head_effects
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head
@@ -24,6 +23,7 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.plain_text import Text
 from icl_lens.prompts.prompt import Prompt, Template, check_no_table
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.ranking_scores import SCORES, Score, choose_score
 from icl_lens.reading.answer_spacing import warn_of_answer_spacing
 from icl_lens.reading.capture import capture
 from icl_lens.reading.increases import head_log_prob_increase

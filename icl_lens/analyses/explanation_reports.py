@@ -11,10 +11,10 @@ from typing import Literal
 
 import numpy as np
 
-from icl_lens.head_scores import SCORES, Score
 from icl_lens.models.head import Head
 from icl_lens.models.readout import MIN_STANDOUT, FinalNorm
 from icl_lens.prompts.prompt import Prompt, Template
+from icl_lens.ranking_scores import SCORES, Score
 from icl_lens.reading.reasons import AttentionReasons
 
 Grid = tuple[tuple[float, ...], ...]

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.analyses.check import Check, few_queries
+from icl_lens.analyses.task_check_base import Check, few_queries
 from icl_lens.edits.score import score
 from icl_lens.intervals import MIN_CLUSTERS, Interval, bootstrap_interval
 from icl_lens.models.active_edits import active_edits, edits_note

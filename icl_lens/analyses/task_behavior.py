@@ -24,8 +24,8 @@ from torch import Tensor
 
 from icl_lens.analyses.arrangements import ArrangedPrompt, Arrangement, arrange
 from icl_lens.analyses.behavior_contrasts import Contrasts, Design, Effect, contrasts
-from icl_lens.analyses.check import Check, few_queries
 from icl_lens.analyses.pair_behavior import PairCheck, check_pairs
+from icl_lens.analyses.task_check_base import Check, few_queries
 from icl_lens.edits.score import score
 from icl_lens.errors import InputError, check_integers
 from icl_lens.intervals import (

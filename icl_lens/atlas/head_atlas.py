@@ -28,7 +28,7 @@ from icl_lens.errors import InputError, short_repr
 from icl_lens.files import write_text
 from icl_lens.intervals import MIN_CLUSTERS
 from icl_lens.measures.controlled_ablation_result import nats_text, points_text
-from icl_lens.measures.list_removal import ListRemoval
+from icl_lens.measures.joint_removal import ListRemoval
 from icl_lens.metrics import spearman
 from icl_lens.models.active_edits import edits_suffix
 from icl_lens.models.head import AnyHead, Head, as_head, head_tuple

@@ -38,7 +38,7 @@ from icl_lens.measures.effects import AnswerTokens, log_odds_lost
 from icl_lens.measures.exchanges import tower_prompts
 from icl_lens.measures.function_vectors import recovered_probabilities
 from icl_lens.measures.head_measures import DirectScores, Effects, Exchanges, HeadMeasure
-from icl_lens.measures.list_removal import ListRemoval, remove_lists
+from icl_lens.measures.joint_removal import ListRemoval, remove_lists
 from icl_lens.measures.locate import N_LOCATED
 from icl_lens.measures.mean_scores import mean_score
 from icl_lens.models.active_edits import active_edits

@@ -8,7 +8,7 @@ from typer import Option
 
 from icl_lens.cli.console import progress
 from icl_lens.errors import InputError
-from icl_lens.head_scores import LOCATING_SCORE, Score
+from icl_lens.ranking_scores import LOCATING_SCORE, Score
 
 if TYPE_CHECKING:
     from icl_lens.models.head import Head

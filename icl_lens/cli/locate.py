@@ -29,11 +29,11 @@ from icl_lens.cli.task_options import (
     shared_queries_remedy,
 )
 from icl_lens.errors import InputError
-from icl_lens.head_scores import LOCATING_SCORE
+from icl_lens.ranking_scores import LOCATING_SCORE
 from icl_lens.report.terminal import new_table
 
 if TYPE_CHECKING:
-    from icl_lens.measures.located_heads import LocatedHeads
+    from icl_lens.measures.locate_result import LocatedHeads
     from icl_lens.models.head import Head
 
 

@@ -14,7 +14,7 @@ from icl_lens.cli.option_groups import grouped
 from icl_lens.cli.options import FileOptions, ModelOptions, SeedOption, TokenOptions, preview
 from icl_lens.cli.task_options import SplitTask
 from icl_lens.errors import InputError
-from icl_lens.head_scores import Score
+from icl_lens.ranking_scores import Score
 
 if TYPE_CHECKING:
     from icl_lens.prompts.prompt import Prompt

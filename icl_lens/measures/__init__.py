@@ -1,6 +1,6 @@
 """Measure what edits do to the answer: each measure builds edits and names what `score` returns.
 
-1. `locate` measures every head on many prompts, by any of the scores of `head_scores`;
+1. `locate` measures every head on many prompts, by any of the scores of `ranking_scores`;
    `mean_scores` makes means, intervals and `selected` of its numbers. `exchanges` has the donors of
    exchanged queries, keys and values.
 2. `circuit` ranks edges into heads and FFNs and tests the first ones; `mean_score_parts` splits

@@ -1,4 +1,4 @@
-"""Measure a score of every head on a batch of prompts, for the scores of `icl_lens.head_scores`.
+"""Measure a score of every head on a batch of prompts, for the scores of `icl_lens.ranking_scores`.
 
 `DirectScores` are increases and contrasts, `Effects` what zeroing costs, `Exchanges` what a donor's
 query, keys or values cost.
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.edit import Positions
-from icl_lens.head_scores import DirectScore, Score
 from icl_lens.measures.effects import (
     AnswerTokens,
     Method,
@@ -26,6 +25,7 @@ from icl_lens.models.memory import LOGIT_BYTES, STREAM_BYTES
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.ranking_scores import DirectScore, Score
 from icl_lens.reading.activations import Activations
 from icl_lens.reading.capture import capture
 from icl_lens.reading.increases import every_head_increase, min_prompts_to_fold

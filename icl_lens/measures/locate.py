@@ -20,7 +20,6 @@ from torch import Tensor
 from icl_lens.edits.edit import Positions
 from icl_lens.edits.score import score
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers
-from icl_lens.head_scores import LOCATING_SCORE, SCORES, Score
 from icl_lens.intervals import MIN_RANDOM_SETS
 from icl_lens.measures.controlled_ablation import ablate_with_controls
 from icl_lens.measures.controlled_ablation_result import ControlledAblation
@@ -31,9 +30,9 @@ from icl_lens.measures.effects import (
 )
 from icl_lens.measures.exchanges import tower_prompts
 from icl_lens.measures.head_measures import DirectScores, Effects, Exchanges, HeadMeasure
-from icl_lens.measures.listed_heads import ListedHeadMeasure
-from icl_lens.measures.located_heads import LocatedHeads
+from icl_lens.measures.locate_result import LocatedHeads
 from icl_lens.measures.mean_scores import MeanScore, mean_score
+from icl_lens.measures.other_scores import OtherScores
 from icl_lens.metrics import most_probable
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import Head
@@ -43,6 +42,7 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch, with_answers
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.ranking_scores import LOCATING_SCORE, SCORES, Score
 from icl_lens.reading.scored_tokens import Against
 from icl_lens.reading.search import check_k
 from icl_lens.runs.configuration import tensors_digest
@@ -91,7 +91,7 @@ def locate(
     head may rank first by these and have no effect, because later components compensate for it.
 
     The first k heads are also measured by every other score that the prompts allow, and their
-    attention to labels of the answer and to other labels is read (`ListedHeadMeasure`), unless
+    attention to labels of the answer and to other labels is read (`OtherScores`), unless
     `other_scores` is False.
 
     On `held_out` prompts, which should have other queries (`il.split_by_query`), the first k heads,
@@ -219,11 +219,11 @@ def mean_over_prompts(
             lambda: _located_heads(head_measure, view, batch, columns, k)
         )
         if scored_tokens is not None:
-            listed = ListedHeadMeasure.of(
+            other_scores = OtherScores.of(
                 view, batch, located, scored_tokens, final_norm=final_norm, bias=bias, run=run
             )
-            values = stream.map(f"{OTHER_SCORES}{k}", listed.measure)
-            located = stream.distributed.run_on_main(lambda: listed.added_to(located, values))
+            values = stream.map(f"{OTHER_SCORES}{k}", other_scores.measure)
+            located = stream.distributed.run_on_main(lambda: other_scores.added_to(located, values))
         if remove_jointly is not None:
             n_removed = len(view.heads()) // 2  # random sets need as many other heads
             removal = remove_jointly(located.heads[:n_removed])

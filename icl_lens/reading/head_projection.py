@@ -20,7 +20,7 @@ from icl_lens.models.readout import norm_scale
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.token_ids import TokenPositions, padded_ids, resolve_positions
 from icl_lens.reading.activations import TOLERANCE, Activations
-from icl_lens.reading.projections import head_slice, normed, part_weights, project
+from icl_lens.reading.queries_keys_values import head_slice, normed, part_weights, project
 from icl_lens.reading.writers import Writers, vector_bytes
 
 

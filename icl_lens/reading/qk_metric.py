@@ -23,7 +23,7 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.reading.activations import Activations
 from icl_lens.reading.capture import capture
 from icl_lens.reading.head_projection import attention_row, check_parts, rotation_angles
-from icl_lens.reading.projections import (
+from icl_lens.reading.queries_keys_values import (
     head_index,
     head_slice,
     part_weights,

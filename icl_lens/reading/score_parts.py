@@ -40,7 +40,7 @@ from icl_lens.reading.head_projection import (
     keys_of_label,
     require_writers,
 )
-from icl_lens.reading.projections import head_slice
+from icl_lens.reading.queries_keys_values import head_slice
 from icl_lens.reading.scored_tokens import check_activations
 from icl_lens.result.base import Displayed, Result
 from icl_lens.result.number_format import signed

@@ -13,10 +13,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from icl_lens.errors import InputError, short_repr
-from icl_lens.head_scores import DIRECT_SCORES, DirectScore, choose_score
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.ranking_scores import DIRECT_SCORES, DirectScore, choose_score
 from icl_lens.reading.activations import Activations
 
 Against = Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None

@@ -16,7 +16,7 @@ from icl_lens.atlas.head_score import HeadScore
 from icl_lens.atlas.kinds import KINDS, average_head_p_values, discoveries
 from icl_lens.atlas.measure import Survey
 from icl_lens.intervals import Interval
-from icl_lens.measures.list_removal import ListRemoval
+from icl_lens.measures.joint_removal import ListRemoval
 from icl_lens.models.view import ModelView
 
 SHAPE = (2, 3)

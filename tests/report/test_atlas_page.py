@@ -13,7 +13,7 @@ from icl_lens.atlas.definitions import DEFINITIONS
 from icl_lens.atlas.head_atlas import HeadAtlas
 from icl_lens.atlas.head_score import HeadScore
 from icl_lens.intervals import Interval
-from icl_lens.measures.list_removal import ListRemoval
+from icl_lens.measures.joint_removal import ListRemoval
 from icl_lens.report.html.atlas_page import data, opening_head
 
 HOSTILE = "</script><img src=x onerror=window.broken=1>"

@@ -17,8 +17,8 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import icl_lens as il
-from icl_lens.head_scores import SCORES
 from icl_lens.models.view import ModelView
+from icl_lens.ranking_scores import SCORES
 from icl_lens.report.live_view.code import python_code
 from icl_lens.report.live_view.panels import N_RANDOM, Scene, compute, controls
 from icl_lens.report.live_view.state import CHANGES

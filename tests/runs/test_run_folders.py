@@ -14,7 +14,7 @@ import torch
 
 import icl_lens as il
 from icl_lens import files
-from icl_lens.measures.listed_heads import ListedHeadMeasure
+from icl_lens.measures.other_scores import OtherScores
 from icl_lens.runs import folder as run_folder
 from icl_lens.runs.folder import CorruptChunk, RunFolder
 
@@ -130,9 +130,9 @@ def test_texts_are_no_formulas_in_a_spreadsheet(tmp_path):
 def test_chunks_of_a_version_with_other_columns_are_refused(gpt2, prompts, out, monkeypatch):
     """A column that only some chunks have would be dropped, or be an error of the file format."""
     (out / "other-scores-of-3-00001.parquet").unlink()
-    measure = ListedHeadMeasure.measure
+    measure = OtherScores.measure
     monkeypatch.setattr(
-        ListedHeadMeasure,
+        OtherScores,
         "measure",
         lambda self, rows: measure(self, rows) | {"new": torch.zeros(len(rows), 3)},
     )

@@ -25,7 +25,6 @@ from icl_lens.edits.patch import HeadActivation, Patch
 from icl_lens.edits.read import read_labels
 from icl_lens.edits.score import score, score_sets
 from icl_lens.errors import InputError
-from icl_lens.head_scores import Score
 from icl_lens.measures.demonstration_effects import BEGINS_TEXT, demonstration_effects
 from icl_lens.measures.effects import head_effects
 from icl_lens.measures.random_heads import random_head_sets
@@ -43,6 +42,7 @@ from icl_lens.prompts.donors import (
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.prompts.token_ids import name_tokens
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.ranking_scores import Score
 from icl_lens.reading.activations import Activations
 from icl_lens.reading.capture import capture
 from icl_lens.reading.increases import head_log_prob_increase

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from icl_lens.edits.edit import Positions
-from icl_lens.head_scores import Score
 from icl_lens.measures.controlled_ablation_result import (
     ControlledAblation,
     Measure,
@@ -23,6 +22,7 @@ from icl_lens.measures.head_findings import list_finding
 from icl_lens.measures.mean_scores import MeanScore
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
+from icl_lens.ranking_scores import Score
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import decimal, percent, signed
 from icl_lens.result.tables import (
@@ -111,7 +111,7 @@ class LocatedHeads(Result):
     scores: dict[str, MeanScore]
     """The score `by`, and others. Of all heads: with "exchange", those of exchanging `keys` and
     `values`; with "effect", of the log-odds, also the `log_prob`. Of the first `k` heads, NaN for
-    others: the scores of `COLUMNS` (`ListedHeadMeasure`).
+    others: the scores of `COLUMNS` (`OtherScores`).
     """
     k: int
     """Number of heads of the list, which `selected` refers to."""

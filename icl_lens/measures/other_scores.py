@@ -1,7 +1,8 @@
-"""Measure the few heads of a list by every score, so that a table shows all scores side by side.
+"""Measure the first heads of a list by the scores that did not rank them, for one table of all
+scores.
 
-`il.locate` ranks all heads by one score; `ListedHeadMeasure` measures the first of them by the others, on
-the same prompts.
+`il.locate` ranks all heads by one score; `OtherScores` measures the first of them by the others, on
+the same prompts (`il.locate(other_scores=…)`).
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,6 @@ from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.edit_checks import checked_heads
 from icl_lens.edits.score import score_sets
 from icl_lens.errors import InputError
-from icl_lens.head_scores import Score
 from icl_lens.measures.effects import OUTCOMES_OF_ANSWER, AnswerTokens, Outcome
 from icl_lens.measures.exchanges import (
     SINGLE,
@@ -25,12 +25,13 @@ from icl_lens.measures.exchanges import (
     tower_prompts,
 )
 from icl_lens.measures.label_attention import attention_by_truth
-from icl_lens.measures.located_heads import LocatedHeads
+from icl_lens.measures.locate_result import LocatedHeads
 from icl_lens.measures.mean_scores import mean_score_of_heads
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.ranking_scores import Score
 from icl_lens.reading.capture import capture
 from icl_lens.reading.increases import listed_head_increase
 from icl_lens.runs.run import Run, as_run
@@ -41,7 +42,7 @@ EXCHANGE_SCORES = ("exchange", "keys", "values")
 
 
 @dataclass(frozen=True, eq=False)
-class ListedHeadMeasure:
+class OtherScores:
     """What some heads do on prompts, by every score that did not rank them.
 
     - "contrast" and "increase": what a head adds to the answer, read from an unedited pass;
@@ -82,7 +83,7 @@ class ListedHeadMeasure:
         final_norm: FinalNorm,
         bias: bool,
         run: Run | None,
-    ) -> "ListedHeadMeasure":
+    ) -> "OtherScores":
         """Return the first heads of a result, with the tokens that score their prompts."""
         donors, no_exchanges = None, ""
         if not set(EXCHANGE_SCORES).issubset(located.scores):

@@ -13,10 +13,10 @@ from icl_lens.analyses.explanation import Explanation
 from icl_lens.analyses.explanation_sentences import scores_note
 from icl_lens.analyses.explanation_tables import prompt_pieces
 from icl_lens.errors import InputError, short_repr
-from icl_lens.head_scores import SCORES, Score
 from icl_lens.measures.head_findings import MODELS_NOTE
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
+from icl_lens.ranking_scores import SCORES, Score
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import percent
 from icl_lens.result.tables import columns_first

@@ -3,7 +3,7 @@
 import pytest
 
 import icl_lens as il
-from icl_lens.measures.list_removal import ListRemoval, remove_lists
+from icl_lens.measures.joint_removal import ListRemoval, remove_lists
 from icl_lens.models.view import ModelView
 
 LISTS = {"late": [il.Head(5, 0), il.Head(4, 1)], "early": [il.Head(0, 2)]}
