@@ -1,5 +1,15 @@
 """The `icl-lens` command line: one module per command. Invalid input ends in a one-line error and
 exit code 2.
+
+1. Commands: `explain`, `check`, `locate`, `atlas`, `ablate`, `towers`, `trace`, `circuit`,
+   `compare`, `live`, `models`. `examples` prints the cheat sheet.
+2. Options that several commands share: `options`, `task_options` of those that run on a task,
+   `head_options` of those that test heads, `folder_options` of those that can be resumed.
+   `option_groups` makes a dataclass of options.
+3. What commands say: `console` prints it. `own_data` is about your own data, `atlas_start` about
+   how long an atlas takes, `more_queries` about intervals that include zero.
+4. `program` runs a command and its errors: `spelling` writes them in the words of the shell, and
+   `hints` adds what to write instead. `stored_checks` keeps checks of a task on disk.
 """
 
 from typing import Annotated

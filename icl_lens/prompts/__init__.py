@@ -1,13 +1,25 @@
 """Convert text to tokens and track the position of every part.
 
-1. `prompt`: renders demonstrations and a query as text and counts the character span of each text
-   and label; `chat_turns` derives a template from the tokenizer's own.
-2. `labeled_task`: builds prompts of the texts that `word_task` and `text_task` draw from word lists
-   and from labeled datasets (`datasets`), with the labels of `class_labels`; `pair_task` builds
-   them of pairs; `tasks` finds a task by name.
-3. `token_alignment`: maps each text and label to its tokens, using the character offsets of the
-   full prompt.
-4. `tokenize` (with `plain_text` for texts without demonstrations): converts prompts to a
-   right-padded `PromptBatch` (`batch`), which stores the token that scores each label. `token_rows`
-   pads rows of ids; `batch_state` is how files store a batch.
+Text:
+
+1. `prompt` renders demonstrations and a query, and counts the character span of each text and
+   label; `plain_text` is a text without demonstrations. `prompt_list` prints a list in short.
+2. `chat_turns` derives a template from the tokenizer's own, which `chat_template` renders.
+
+Tasks:
+
+3. `tasks` finds a task by name. `word_task` takes texts from word lists and `text_task` from
+   labeled data (`datasets`); `draw` draws those of one prompt, `class_labels` gives the labels, and
+   `labeled_task` makes prompts of both. `pair_task` makes prompts of pairs. `name_order` orders
+   names whatever order they came in.
+4. `donors` makes prompts in which one thing is exchanged; `same_length` picks texts of equally many
+   tokens.
+
+Tokens:
+
+5. `tokenize` converts prompts to a right-padded `batch`, which stores the token that scores each
+   label; `batch_state` is how files store it. `beginning` is how prompts begin.
+6. `token_alignment` maps each text and label to its tokens by character offsets; `label_tokens`
+   finds where labels that begin alike part; `roles` names the roles of tokens.
+7. `token_ids` checks ids and positions that users give; `token_rows` pads rows of ids.
 """

@@ -1,24 +1,30 @@
 """Read a forward pass: record its activations, decompose them, and attribute the answer to their
 parts.
 
-1. `capture` runs the prompts, and `recorder` keeps, per prompt and layer, only what the analysis
-   reads: vectors at the last position, the last query's attention row, values, and inputs at label
-   positions. The result is an `Activations`, whose methods return what heads hold and attend to at
-   labels. `from_cache` reads the same tensors from a TransformerLens cache, which `cache_checks`
-   compares with the batch.
-2. Unless `check=False`, every batch is checked: heads must sum to the attention output, sublayers
-   must sum to the residual stream, and the readout must reproduce the model's logits. A model
-   family that fails is rejected.
-3. `passes`: forward passes with logits at the last position only.
-4. `decompose`: exact einsum splits of attention and FFN outputs into heads, (head, position) parts
-   and neurons.
-5. `increases`: log p(answer | x + u) − log p(answer | x) of layers, heads, (head, position) parts
-   and neurons u.
-6. `search`: the largest increases without computing all of them. With a frozen norm, one dot
-   product bounds each part; parts are evaluated exactly in the order of their bounds until no
-   remaining bound can reach the top k.
-7. `qk_metric`, `similarity`, `copying`: what heads compare, in general and on one prompt, and what
-   they copy.
-8. `score_parts`, `value_parts`, `reasons`: attention scores and values of a head, split by the
-   components that wrote the layer's input.
+Passes and what is kept of them:
+
+1. `capture` runs prompts, and `recorder` keeps vectors at the last position and at labels, the last
+   query's attention, and values. `activations` is what users get; `serialization` stores it.
+   Unless `check=False`, heads must sum to the attention output, sublayers to the residual stream,
+   and the readout must give the model's logits. `cache_checks` compares a TransformerLens cache
+   with its batch.
+2. `passes` gives logits at the last position only. `block_inputs` records what blocks get as input,
+   and begins passes there; `writers` records what each component wrote.
+
+What the answer gets from each part:
+
+3. `scored_tokens` chooses the tokens that are scored, `label_scores` are scores of labels, and
+   `multi_token_labels` scores labels of several tokens whole. `answer_spacing` warns of an answer
+   that lacks the space before it.
+4. `decompose` splits what layers add into heads, (head, position) parts and neurons; `increases` is
+   what each adds to log p(answer); `search` finds the largest without computing all.
+
+What one head compares and carries:
+
+5. `queries_keys_values` computes a head's; `head_projection` splits one of them by what wrote the
+   layer's input (`writer_groups` has the groups). `score_parts` splits its attention scores so, and
+   `value_parts` what its values add to the answer; `reasons` finds the largest parts of both.
+6. `qk_metric` is what a head compares in general, `similarity` on a prompt; `copying` is what it
+   writes about what it reads; `repeated_tokens` is where it attends in random repeated tokens.
+7. `ffn_outputs` computes what an FFN writes for any input.
 """

@@ -6,4 +6,5 @@
 4. `folder`: chunks and results as files, and the locks by which processes share a folder.
 5. `stream`: plan prompts into batches, and compute or read each batch's chunk.
 6. `map_prompts`: a function of one's own over many prompts.
+7. `progress`: progress bars and callbacks of what takes longer than two seconds.
 """

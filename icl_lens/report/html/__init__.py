@@ -1,7 +1,10 @@
 """HTML visualizations: elements for notebooks, and self-contained pages without external resources.
 
-`attention_to_labels` and `attention_patterns` are drawn by circuitsvis and contain its script
-(about 480 kB); nothing else contains it.
+1. `visualizations` are the elements for notebooks. `attention_to_labels` and `attention_patterns`
+   are drawn by circuitsvis and contain its script (about 480 kB); nothing else contains it.
+2. `view_page` is the page of any view, `atlas_page` that of an atlas, and `explanation_page` that
+   of an explanation, whose sections `section_contents` and `head_contents` fill.
+3. `elements` are what templates draw, as data; `templating` renders the templates.
 """
 
 from icl_lens.report.html.visualizations import Element as Element

@@ -9,6 +9,7 @@ changes.
    state.
 4. `code` writes the calls that give the numbers of a state.
 5. `static` draws a state without a script, for notebooks that are opened without their kernel.
-6. `widget` is the view itself (`il.live`); `live.js` and `live.css` draw it in the browser and hold
-   no formula.
+6. `view` opens the view (`il.live`), and `widget` is the view itself; `live.js` and `live.css` draw
+   it in the browser and hold no formula.
+7. `browser` shows it without a notebook, as the page that `marimo_page` makes.
 """
