@@ -169,7 +169,8 @@ def halves_by_query(
     # have only two of every four prompts, so that fours take turns.
     by_pairs = _halves(prompts, n, assigned_first.union(free[::4], free[1::4]))
     by_fours = _halves(prompts, n, assigned_first.union(*(free[start::8] for start in range(4))))
-    return max(by_pairs, by_fours, key=lambda halves: min(map(len, halves)))
+    pairs_leave_out_many = 3 * min(map(len, by_pairs)) < 2 * min(map(len, by_fours))
+    return by_fours if pairs_leave_out_many else by_pairs
 
 
 def _halves(
