@@ -19,8 +19,8 @@ How they run:
    (`whole_passes`, which also runs blocks). `read` says what is read of each pass.
 7. All three share `recomputed_patterns`, which recomputes attention from queries and keys, because
    some families ignore edits of the pattern: edits of attention reach the model through `hook_z`.
-   `edited_attention` applies the edits of a layer to it.
-   `edit_checks` tests once per model that edits reach the logits. `hugging_face_cache` makes the
-   caches that passes over later tokens continue.
+   `edited_attention` applies the edits of a layer to it. `edit_checks` tests once per model that
+   edits reach the logits. `hugging_face_cache` makes the caches that passes over later tokens
+   continue.
 8. `gradients` computes gradients with respect to heads' z and to sites.
 """

@@ -19,9 +19,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from icl_lens.edits.recomputed_patterns import (
-    ScoreInputs,
-)
+from icl_lens.edits.recomputed_patterns import ScoreInputs
 from icl_lens.errors import InputError, check_choice
 from icl_lens.models.active_edits import some_of
 from icl_lens.models.head import AnyHead, Head, head_tuple

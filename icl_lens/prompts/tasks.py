@@ -128,7 +128,8 @@ def split_by_query(
 
     `prompts` are those of `load_task`, at least three times n, because all prompts of a query go to
     the same list. Each list has equally many prompts of every label and, of a word task, of every
-    class. `assigned` maps queries to their list, 0 or 1. Raise InputError if the prompts have fewer than two queries.
+    class. `assigned` maps queries to their list, 0 or 1. Raise InputError if the prompts have fewer
+    than two queries.
 
     Warn if a list has fewer than n prompts.
 

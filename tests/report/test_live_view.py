@@ -150,7 +150,7 @@ def edited_log_odds(model, batch, edit):
 
 
 def check_unedited_numbers(numbers, model, batch):
-    """Numbers of the prompt as it is, and of single heads and demonstrations."""
+    """Numbers of the unedited prompt, and of single heads and demonstrations."""
     scores = il.score(model, batch)[0]
     assert close(numbers["answer"]["log_probs"], scores)
     assert close(numbers["answer"]["outcome"], scores[1] - scores[0])
