@@ -586,9 +586,19 @@ def test_markdown_has_the_finding_and_the_numbers_of_the_tables(explanation):
         assert f"| {report.head} | {' | '.join(cells)} |" in text
 
 
-@pytest.mark.parametrize(("cost", "matters"), [(2.0, True), (-2.0, False), (0.0, False)])
+@pytest.mark.parametrize(
+    ("cost", "random_cost", "matters"),
+    [
+        (2.0, 0.0, True),
+        (2.0, 2.0, False),
+        (2.0, 3.0, False),
+        (-2.0, 0.0, False),
+        (-2.0, -3.0, False),
+        (0.0, 0.0, False),
+    ],
+)
 def test_heads_that_matter_on_the_prompt_that_located_them_are_said_to_be_so(
-    explanation, cost, matters
+    explanation, cost, random_cost, matters
 ):
     """Said where the heads cost more than every random set, and not where they cost as much or less."""
     before = explanation.scores.log_probs
@@ -597,7 +607,8 @@ def test_heads_that_matter_on_the_prompt_that_located_them_are_said_to_be_so(
     def lowered(nats):
         return tuple(value - nats * (index == target) for index, value in enumerate(before))
 
-    random_scores = tuple(lowered(nats) for nats in (-0.1, -0.05, 0.0, 0.05, 0.1, 0.0))
+    spread = (-0.1, -0.05, 0.0, 0.05, 0.1, 0.0)
+    random_scores = tuple(lowered(random_cost + nats) for nats in spread)
     ablation = replace(explanation.ablation, located=lowered(cost), random=random_scores)
     made_up = replace(explanation, ablation=ablation)
     assert made_up.shows_that_heads_matter == matters
