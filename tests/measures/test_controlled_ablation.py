@@ -23,6 +23,7 @@ from icl_lens.intervals import bootstrap_interval
 from icl_lens.measures import controlled_ablation
 from icl_lens.measures.answer_scores import AnswerScores, score_answers
 from icl_lens.measures.controlled_ablation_result import Condition, ControlledAblation
+from icl_lens.measures.joint_removal import ListRemoval
 from icl_lens.measures.locate import with_predicted_answers
 from icl_lens.measures.random_heads import random_head_sets
 from icl_lens.models.view import ModelView
@@ -338,20 +339,32 @@ def test_a_mean_over_the_same_pairs_is_warned_of_and_said(gpt2):
     assert mean_ablation.reference_sentence in mean_ablation.to_markdown()
 
 
-def ablation_of(log_odds, top_token=True, labels=("foo", "bar"), n_queries=None):
-    """An ablation that changes nothing, of prompts whose answers, in turn, have these log-odds."""
+def ablation_of(
+    log_odds,
+    top_token=True,
+    labels=("foo", "bar"),
+    n_queries=None,
+    cost=0.0,
+    random_costs=(0.0,) * 5,
+):
+    """An ablation of prompts whose answers, in turn, have these log-odds; it costs all of them as
+    many nats, and random sets of heads cost others.
+    """
     n = len(log_odds)
     answer = torch.arange(n) % 2 if len(labels) == 2 else torch.zeros(n, dtype=torch.long)
-    signed_odds = torch.where(answer == 0, log_odds, -log_odds)
-    log_probs = torch.stack([signed_odds / 2, -signed_odds / 2], 1).log_softmax(-1).float()
     is_top = torch.full((n,), top_token)
     choices = torch.ones(n, len(labels), dtype=torch.bool)
-    scores = AnswerScores(log_probs[:, : len(labels)], is_top, answer, choices)
+
+    def scores(lost):
+        signed_odds = torch.where(answer == 0, log_odds - lost, lost - log_odds)
+        log_probs = torch.stack([signed_odds / 2, -signed_odds / 2], 1).log_softmax(-1).float()
+        return AnswerScores(log_probs[:, : len(labels)], is_top, answer, choices)
+
     head_sets = ((il.Head(0, 0),),)
     conditions = {
-        "no ablation": Condition(((),), (scores,)),
-        "heads": Condition(head_sets, (scores,)),
-        "same layers": Condition(head_sets * 5, (scores,) * 5),
+        "no ablation": Condition(((),), (scores(0.0),)),
+        "heads": Condition(head_sets, (scores(cost),)),
+        "same layers": Condition(head_sets * len(random_costs), tuple(map(scores, random_costs))),
         "all layers": Condition((), ()),
     }
     queries = tuple(str(i % (n_queries or n)) for i in range(n))
@@ -374,3 +387,29 @@ def ablation_of(log_odds, top_token=True, labels=("foo", "bar"), n_queries=None)
 )
 def test_a_model_without_the_task_has_neither_accuracy_nor_auroc_above_chance(ablation, lacks_task):
     assert ablation.lacks_task == lacks_task
+
+
+COSTS = [
+    (2.0, 0.0, True),
+    (2.0, 2.0, False),  # as much as random heads
+    (2.0, 3.0, False),
+    (-2.0, 0.0, False),
+    (-2.0, -3.0, False),  # the answer gains, with random heads even more
+    (0.0, 0.0, False),
+]
+
+
+@pytest.mark.parametrize(("cost", "random_cost", "matter"), COSTS)
+@pytest.mark.parametrize("n_queries", [1, 20])
+def test_heads_matter_only_if_they_cost_something_and_more_than_random_heads(
+    cost, random_cost, matter, n_queries
+):
+    """The same rule for a result of one prompt or of several, and for a list of heads."""
+    random_costs = [random_cost + nats for nats in (-0.1, -0.05, 0.0, 0.05, 0.1)]
+    ablation = ablation_of(
+        torch.full((20,), 1.0), n_queries=n_queries, cost=cost, random_costs=random_costs
+    )
+    assert ablation.shows_that_heads_matter == matter
+    assert ablation.finding.startswith("L0H0 matters: ") == matter
+    if n_queries > 1:
+        assert ListRemoval.from_ablation(ablation).shows_that_heads_matter == matter
