@@ -206,7 +206,8 @@ def _by_layer(
     """Reduce each layer's saliency of a few prompts at a time; return [batch layer ...].
 
     `reduction_of` maps these prompts to what reduces their saliency. To bound memory, prompts are
-    processed a few at a time, and each layer when the backward pass reaches it.
+    processed a few at a time, and each layer when the backward pass reaches it; what is left of it
+    is written where it is returned, because that may be the largest tensor.
     """
     check_batch(batch)
     if bool((batch.answer_tokens < 0).any()):
@@ -214,23 +215,36 @@ def _by_layer(
         raise InputError(
             f"batch must have an answer or target for every prompt, got none for prompt {row}"
         )
-    pieces = []
+    by_layer: list[Tensor] = []  # [batch layer ...], once its shape is known
+
+    def write(rows: Tensor, layer: int, reduced: Tensor) -> None:
+        if not by_layer:
+            shape = (len(batch), view.n_layers, *reduced.shape[1:])
+            by_layer.append(reduced.new_zeros(shape))
+        by_layer[0][rows, layer] = reduced
+
     with steps("saliency", len(batch)) as advance:
-        for piece in batch.split(prompts_at_once(view, batch)):
-            pieces.append(torch.stack(_saliency(view, piece, reduction_of(piece)), dim=1))
-            advance(len(piece))
-    return torch.cat(pieces)
+        for rows in torch.arange(len(batch)).split(prompts_at_once(view, batch)):
+            prompts = batch[rows]
+            _read_saliency(view, prompts, reduction_of(prompts), partial(write, rows))
+            advance(len(rows))
+    return by_layer[0]
 
 
-def _saliency(view: ModelView, batch: PromptBatch, reduction: Reduction) -> list[Tensor]:
-    """Return the reduction of each layer's saliency [batch query key]."""
+def _read_saliency(
+    view: ModelView,
+    batch: PromptBatch,
+    reduction: Reduction,
+    write: Callable[[int, Float[Tensor, "batch ..."]], None],
+) -> None:
+    """Call `write` with each layer and the reduction of its saliency [batch query key]."""
     values = [LayerValues(view, layer) for layer in range(view.n_layers)]
     all_heads = list(range(view.n_heads))
     hooks = []
     for layer_values in values:
         hooks += recording_hooks(layer_values, "v", "pattern")
 
-    def read(layer: int, z: Tensor, gradient: Tensor) -> Tensor:
+    def read(layer: int, z: Tensor, gradient: Tensor) -> None:
         dtype = torch.promote_types(z.dtype, torch.float32)
         v = values[layer].heads("v", all_heads).to(dtype)
         pattern = values[layer].seen["pattern"].to(dtype)
@@ -242,11 +256,9 @@ def _saliency(view: ModelView, batch: PromptBatch, reduction: Reduction) -> list
         )
         # In place: such a matrix of a long prompt takes most of the memory.
         saliency = edge_gradient.mul_(pattern).abs_().sum(1)
-        return reduction(saliency.to(view.unembed_device))
+        write(layer, reduction(saliency.to(view.unembed_device)))
 
-    answer_loss = partial(_answer_loss, batch)
-    (by_layer,) = z_gradients(view, batch, answer_loss, read, hooks, values)
-    return by_layer
+    z_gradients(view, batch, partial(_answer_loss, batch), read, hooks, values)
 
 
 def _answer_loss(

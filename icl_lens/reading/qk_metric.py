@@ -321,9 +321,7 @@ def check_metric(metric: QueryKeyMetric, acts: Activations) -> None:
         return  # scores without rotation are nowhere in the model
     keys = last - (metric.distance or 0)
     positions = torch.cat([last, keys], dim=1)
-    x, y = acts.writers.resid_pre[acts.writers.rows_at(positions), metric.head.layer].split(
-        1, dim=1
-    )
+    x, y = acts.writers.inputs(metric.head.layer)[acts.writers.rows_at(positions)].split(1, dim=1)
     error = metric.scores(x, y)[:, 0] - row.scores[:, -1].gather(1, keys)
     size = (metric.queries(x).norm(dim=-1) * metric.keys(y).norm(dim=-1)).amax() + 1e-30
     check_parts(

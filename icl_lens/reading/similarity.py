@@ -8,11 +8,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.errors import InputError
+from icl_lens.models.active_edits import edits_of_rows, rows_per_pass
 from icl_lens.models.head import AnyHead, Head, head_tuple
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.reading.activations import Activations
-from icl_lens.reading.capture import capture
+from icl_lens.reading.capture import capture_with_hooks
 from icl_lens.reading.qk_metric import (
     QueryKeyMetric,
     check_metric,
@@ -34,7 +35,7 @@ def label_similarity(
     tokens. Scores are `query_key_metric(...).scores` without rotation and without a mask, so they
     include keys after a query. In a head that compares texts by class, queries and keys of the same
     label score higher. Zero where a prompt has fewer demonstrations, and where nothing precedes its
-    first label. Costs one forward pass.
+    first label. Costs one forward pass, over as many prompts at a time as fit in little memory.
 
     Raise InputError for unknown heads, an empty list of heads, prompts without demonstrations, and
     a family in which the heads' attention does not follow from such scores. Source: the paper,
@@ -52,9 +53,26 @@ def label_similarity(
     batch.require_demonstrations(
         "label position to read", "use il.query_key_metric(model, head).scores on any two inputs"
     )
-    return similarity_in(
-        capture(model, batch, writers=compared_positions(batch), check=False), checked_heads
+    similarity_of_passes = []
+    for rows in torch.arange(len(batch)).split(rows_per_pass(view, batch)):
+        with edits_of_rows(view, rows.tolist()):
+            similarity_of_passes.append(_captured_similarity(view, batch[rows], checked_heads))
+    return torch.cat(similarity_of_passes)
+
+
+def _captured_similarity(
+    view: ModelView, batch: PromptBatch, heads: Sequence[Head]
+) -> Float[Tensor, "batch head query demo"]:
+    """Return `label_similarity` of prompts that fit in a pass; nothing else is kept of it."""
+    acts = capture_with_hooks(
+        view.model,
+        batch,
+        [],
+        writers=compared_positions(batch),
+        readers=[head.layer for head in heads],
+        check=False,
     )
+    return similarity_in(acts, heads)
 
 
 def compared_positions(batch: PromptBatch) -> list[list[int]]:
@@ -91,7 +109,7 @@ def similarity_in(
                 if head.layer == layer:
                     metric = metric_with_rotation(view, head, None, rotation)
                     _check_similarity(metric, acts)
-        at_positions = writers.resid_pre[rows.clamp(min=0), layer]
+        at_positions = writers.inputs(layer)[rows.clamp(min=0)]
         queries, keys = at_positions.split([n_queries, n_queries - 1], 1)
         by_layer[layer] = layer_scores(view, layer, queries, keys, rotation)
     scores = [by_layer[head.layer][:, head.head] for head in heads]

@@ -472,3 +472,37 @@ def test_gradients_of_blocks_that_run_again_are_those_of_the_whole_graph(name, m
         whole = CALLS[name](model, batch)
     torch.testing.assert_close(again, whole, rtol=0, atol=0)
     assert seen
+
+
+def test_similarities_of_several_passes_are_those_of_one(model, monkeypatch):
+    batch, heads = prompts_of_several_lengths(model), [HEAD, il.Head(2, 1)]
+    edit = il.Ablate([il.Head(1, 0)], positions="labels")
+    similarity = {}
+    for n_bytes in (0, 2**40):  # all prompts in one pass, and one prompt a pass
+        monkeypatch.setattr(sizes, "pass_bytes", lambda *_, size=n_bytes: max(size, 1))
+        intact = il.label_similarity(model, batch, heads)
+        with il.edited(model, edit, batch=batch):
+            similarity[n_bytes] = torch.cat([intact, il.label_similarity(model, batch, heads)])
+    by_edit = (similarity[0][:4] - similarity[0][4:]).abs().max()
+    by_passes = (similarity[2**40] - similarity[0]).abs().max()
+    assert by_passes < by_edit / 1000
+
+
+def test_similarities_keep_what_was_captured_of_one_pass(model, monkeypatch):
+    monkeypatch.setattr(sizes, "pass_bytes", lambda *_: 2**40)
+    peaks = []
+    for n_prompts in (1, 6):
+        batch = prompts_of(model, n_prompts)
+        il.label_similarity(model, batch, [HEAD])
+        with LiveMemory() as memory:
+            il.label_similarity(model, batch, [HEAD])
+        peaks.append(memory.peak)
+    assert peaks[1] < 1.3 * peaks[0]
+
+
+def test_saliency_is_written_where_it_is_returned(model, monkeypatch):
+    """It is the largest tensor of many layers, and would be copied twice to be joined."""
+    monkeypatch.setattr("icl_lens.measures.saliency.prompts_at_once", lambda *_: 1)
+    with LiveMemory() as memory:
+        saliency = il.attention_saliency(model, prompts_of(model, 8))
+    assert memory.peak < 1.5 * saliency.nbytes
