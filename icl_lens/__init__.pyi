@@ -43,8 +43,8 @@ from .measures.saliency import saliency_flow as saliency_flow
 from .measures.vector_gains import task_vectors as task_vectors
 from .measures.vector_gains import vector_gains as vector_gains
 from .models.head import Head as Head
-from .models.load import bundled_models as bundled_models
-from .models.load import load_model as load_model
+from .models.loading.load import bundled_models as bundled_models
+from .models.loading.load import load_model as load_model
 from .prompts.batch import PromptBatch as PromptBatch
 from .prompts.donors import donor_prompts as donor_prompts
 from .prompts.pair_task import PairTask as PairTask

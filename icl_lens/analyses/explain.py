@@ -17,7 +17,7 @@ from icl_lens.errors import InputError, check_choice, check_integers, short_repr
 from icl_lens.measures.effects import head_effects
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head
-from icl_lens.models.locking import reserves_model
+from icl_lens.models.passes.locking import reserves_model
 from icl_lens.models.readout import FinalNorm
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.plain_text import Text

@@ -19,7 +19,7 @@ from icl_lens.measures.locate_result import score_definitions
 from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.head import Head
-from icl_lens.models.memory import CAPTURE_TOKENS
+from icl_lens.models.passes.memory import CAPTURE_TOKENS
 from icl_lens.models.readout import FinalNorm
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.prompt import Prompt, Template

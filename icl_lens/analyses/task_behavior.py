@@ -37,7 +37,7 @@ from icl_lens.intervals import (
 )
 from icl_lens.metrics import label_aurocs, mean_aurocs, most_probable
 from icl_lens.models.active_edits import active_edits, edits_note
-from icl_lens.models.memory import CHECK_TOKENS
+from icl_lens.models.passes.memory import CHECK_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.name_order import quoted_list
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts

@@ -32,8 +32,8 @@ from icl_lens.edits.sites import SITES, AblateSite, PatchSite, Site
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers, short_repr
 from icl_lens.measures.effects import AnswerTokens, Method
 from icl_lens.models.active_edits import active_edits
-from icl_lens.models.bridge_comparison import reads_only_earlier_tokens
-from icl_lens.models.memory import RESTART_BYTES
+from icl_lens.models.loading.bridge_comparison import reads_only_earlier_tokens
+from icl_lens.models.passes.memory import RESTART_BYTES
 from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, prompts_digest

@@ -8,7 +8,7 @@ from icl_lens.cli.console import PlainConsole
 def models() -> None:
     """List the models that load by name without a network, once their packages are installed."""
     from icl_lens import bundled_models
-    from icl_lens.models.installed import INSTALLED_MODELS
+    from icl_lens.models.checkpoints.installed import INSTALLED_MODELS
 
     table = Table(box=None, pad_edge=False)
     for column in ("model", "status", "description"):

@@ -97,7 +97,7 @@ def unknown_words_warning(model: str, prompts: "Sequence[Prompt]") -> str | None
     `model` is the name by which the model was loaded. The bundled models know the words of their
     training alone.
     """
-    from icl_lens.models.resolve import bundled_models
+    from icl_lens.models.checkpoints.resolve import bundled_models
     from icl_lens.prompts.name_order import quoted_list
 
     if model not in bundled_models():

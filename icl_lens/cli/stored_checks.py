@@ -40,7 +40,7 @@ def check_digest(
     `il.tokenize`.
     """
     from icl_lens.digest import json_digest, weights_digest
-    from icl_lens.models.offload import ParameterMap
+    from icl_lens.models.passes.offload import ParameterMap
     from icl_lens.models.view import ModelView
     from icl_lens.prompts.token_ids import vocabulary_digest
 

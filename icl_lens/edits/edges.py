@@ -43,7 +43,7 @@ from icl_lens.models.head import (
     Head,
     as_component,
 )
-from icl_lens.models.memory import WRITER_BYTES
+from icl_lens.models.passes.memory import WRITER_BYTES
 from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import ROLES, PromptBatch, check_batch

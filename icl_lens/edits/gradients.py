@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from icl_lens.edits.edit import Stage
 from icl_lens.edits.recomputed_patterns import LayerValues
 from icl_lens.edits.site_hooks import HOOKS
-from icl_lens.models.inference import log_probs_of, replace_forwards
-from icl_lens.models.memory import GRAPH_BYTES, release_freed_memory
+from icl_lens.models.passes.inference import log_probs_of, replace_forwards
+from icl_lens.models.passes.memory import GRAPH_BYTES, release_freed_memory
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.reading.passes import check_finite

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from icl_lens.edits.edit import PARTS, Part
 from icl_lens.models.head import Head
-from icl_lens.models.memory import PIECE_BYTES
+from icl_lens.models.passes.memory import PIECE_BYTES
 from icl_lens.models.sizes import release_after_large_pass
 from icl_lens.reading.activations import Activations
 from icl_lens.reading.head_projection import (

@@ -29,9 +29,9 @@ from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache, PrefixCacheU
 from icl_lens.edits.recomputed_patterns import LayerValues, recording_hooks
 from icl_lens.errors import InputError
 from icl_lens.models.active_edits import edits_disabled
-from icl_lens.models.bridge_comparison import reads_only_earlier_tokens
-from icl_lens.models.inference import log_probs_of
-from icl_lens.models.memory import PASS_BYTES, PASS_TOKENS
+from icl_lens.models.loading.bridge_comparison import reads_only_earlier_tokens
+from icl_lens.models.passes.inference import log_probs_of
+from icl_lens.models.passes.memory import PASS_BYTES, PASS_TOKENS
 from icl_lens.models.sizes import make_room, pass_bytes
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.errors import InputError
-from icl_lens.models.inference import log_probs_of
+from icl_lens.models.passes.inference import log_probs_of
 from icl_lens.prompts.batch import PromptBatch
 
 Read = Callable[[Float[Tensor, "row d_vocab"], Int[Tensor, " row"]], Float[Tensor, "row *n"]]

@@ -39,9 +39,9 @@ from icl_lens.edits.hugging_face_cache import (
 )
 from icl_lens.edits.read import Read
 from icl_lens.edits.site_hooks import SiteWriter
-from icl_lens.models.bridge_comparison import reads_only_earlier_tokens
-from icl_lens.models.locking import model_lock
-from icl_lens.models.memory import (
+from icl_lens.models.loading.bridge_comparison import reads_only_earlier_tokens
+from icl_lens.models.passes.locking import model_lock
+from icl_lens.models.passes.memory import (
     KEY_BYTES,
     LOGIT_BYTES,
     MIN_PASS_TOKENS,

@@ -40,8 +40,8 @@ from icl_lens.edits.whole_passes import editing
 from icl_lens.errors import InputError, check_at_least, short_repr
 from icl_lens.models.active_edits import OPEN_EDITS, edits_of_rows, rows_per_pass
 from icl_lens.models.head import AnyHead
-from icl_lens.models.locking import model_lock
-from icl_lens.models.memory import PASS_TOKENS
+from icl_lens.models.passes.locking import model_lock
+from icl_lens.models.passes.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.reading.answer_spacing import warn_of_answer_spacing

@@ -28,8 +28,8 @@ from icl_lens.edits.recomputed_patterns import LayerValues, check_no_cache, laye
 from icl_lens.edits.site_hooks import SiteWriter, site_hooks
 from icl_lens.errors import InputError
 from icl_lens.models.active_edits import OPEN_EDITS, are_edits_disabled
-from icl_lens.models.independent_rows import independent_rows
-from icl_lens.models.locking import check_thread, model_lock
+from icl_lens.models.passes.independent_rows import independent_rows
+from icl_lens.models.passes.locking import check_thread, model_lock
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from icl_lens.edits.score import score
 from icl_lens.errors import InputError, check_choice, short_repr
-from icl_lens.models.locking import reserves_model
+from icl_lens.models.passes.locking import reserves_model
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.prompts.tokenize import tokenizer_like
 from icl_lens.reading.label_scores import LabelScores

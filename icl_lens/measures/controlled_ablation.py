@@ -32,7 +32,7 @@ from icl_lens.measures.controlled_ablation_result import (
 from icl_lens.measures.random_heads import random_head_sets
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head
-from icl_lens.models.memory import PASS_TOKENS
+from icl_lens.models.passes.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.runs.run import Run

@@ -32,8 +32,8 @@ from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.intervals import mean_intervals
 from icl_lens.measures.effects import OUTCOMES, AnswerTokens, Outcome
 from icl_lens.models.active_edits import active_edits, edits_suffix
-from icl_lens.models.locking import reserves_model
-from icl_lens.models.memory import PASS_TOKENS
+from icl_lens.models.passes.locking import reserves_model
+from icl_lens.models.passes.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.prompts.name_order import quoted_list

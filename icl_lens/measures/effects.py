@@ -26,7 +26,7 @@ from icl_lens.edits.score import score_sets
 from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import Head
-from icl_lens.models.memory import PASS_TOKENS
+from icl_lens.models.passes.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.reading.scored_tokens import (

@@ -26,7 +26,7 @@ from icl_lens.edits.score import score_sets
 from icl_lens.errors import InputError
 from icl_lens.metrics import label_log_odds, most_probable
 from icl_lens.models.head import Head
-from icl_lens.models.memory import BUDGET, PASS_TOKENS
+from icl_lens.models.passes.memory import BUDGET, PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.donors import (

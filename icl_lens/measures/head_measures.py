@@ -21,7 +21,7 @@ from icl_lens.measures.effects import (
     exact_effects,
 )
 from icl_lens.measures.exchanges import PromptsWithDonors, single_exchanges
-from icl_lens.models.memory import LOGIT_BYTES, STREAM_BYTES
+from icl_lens.models.passes.memory import LOGIT_BYTES, STREAM_BYTES
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch

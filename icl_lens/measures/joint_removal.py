@@ -17,7 +17,7 @@ from icl_lens.measures.controlled_ablation import columns_of_sets, conditions_of
 from icl_lens.measures.controlled_ablation_result import ConditionName, ControlledAblation
 from icl_lens.measures.random_heads import random_head_sets
 from icl_lens.models.head import Head
-from icl_lens.models.memory import PASS_TOKENS
+from icl_lens.models.passes.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.runs.run import Run

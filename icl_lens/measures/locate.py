@@ -36,7 +36,7 @@ from icl_lens.measures.other_scores import OtherScores
 from icl_lens.metrics import most_probable
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import Head
-from icl_lens.models.memory import MAX_ROWS
+from icl_lens.models.passes.memory import MAX_ROWS
 from icl_lens.models.readout import FinalNorm
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch, with_answers

@@ -21,7 +21,7 @@ from icl_lens.edits.score import score
 from icl_lens.errors import InputError, check_integers, short_repr
 from icl_lens.intervals import mean_intervals
 from icl_lens.models.active_edits import active_edits, edits_suffix
-from icl_lens.models.locking import reserves_model
+from icl_lens.models.passes.locking import reserves_model
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.reading.capture import capture

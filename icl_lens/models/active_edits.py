@@ -8,8 +8,8 @@ from threading import get_ident
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from icl_lens.models.locking import model_lock, model_reserved, thread_noted
-from icl_lens.models.module_hooks import hooked_modules
+from icl_lens.models.passes.locking import model_lock, model_reserved, thread_noted
+from icl_lens.models.passes.module_hooks import hooked_modules
 from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -92,7 +92,7 @@ def active_edits(view: ModelView) -> tuple[str, ...]:
     hooks.
 
     These are hooks of TransformerLens' hook points, and hooks of PyTorch modules that are not set
-    by a library in `icl_lens.models.module_hooks.LIBRARIES`. Every function runs the model as it
+    by a library in `icl_lens.models.passes.module_hooks.LIBRARIES`. Every function runs the model as it
     is, so its numbers are those of the edited model, and results name the edits.
     """
     with model_lock(view.model):  # or the hooks of another thread's pass would count

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.errors import InputError
-from icl_lens.models.offload import weights_loaded
+from icl_lens.models.passes.offload import weights_loaded
 from icl_lens.models.readout import norm_scale
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from icl_lens.errors import InputError, check_at_least, check_choice
 from icl_lens.models.content_words import is_content_word
-from icl_lens.models.memory import LOGIT_BYTES
+from icl_lens.models.passes.memory import LOGIT_BYTES
 from icl_lens.result.base import Displayed
 from icl_lens.result.number_format import signed
 from icl_lens.result.tables import SHOWN_ROWS

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from icl_lens.models.memory import PASS_BYTES, release_freed_memory
+from icl_lens.models.passes.memory import PASS_BYTES, release_freed_memory
 from icl_lens.models.view import ModelView
 
 

@@ -20,8 +20,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.errors import InputError, not_a_model_error, short_repr
-from icl_lens.models.bridge_comparison import compare_deferred, comparison_postponed
-from icl_lens.models.gguf import ORIGIN, UNQUANTIZED
+from icl_lens.models.checkpoints.gguf import ORIGIN, UNQUANTIZED
+from icl_lens.models.checkpoints.installed import INSTALLED_MODELS
 from icl_lens.models.head import (
     FFN,
     AnyComponent,
@@ -32,16 +32,16 @@ from icl_lens.models.head import (
     head_tuple,
     is_ffn_name,
 )
-from icl_lens.models.independent_rows import independent_rows
-from icl_lens.models.inference import inference_kwargs
-from icl_lens.models.installed import INSTALLED_MODELS
-from icl_lens.models.locking import model_lock
-from icl_lens.models.module_hooks import hooked_modules
-from icl_lens.models.modules import all_modules
+from icl_lens.models.loading.bridge_comparison import compare_deferred, comparison_postponed
+from icl_lens.models.loading.supported import check_supported
 from icl_lens.models.norms import NormView, infer_norm
-from icl_lens.models.offload import execution_device, weights_loaded_if_offloaded
+from icl_lens.models.passes.independent_rows import independent_rows
+from icl_lens.models.passes.inference import inference_kwargs
+from icl_lens.models.passes.locking import model_lock
+from icl_lens.models.passes.module_hooks import hooked_modules
+from icl_lens.models.passes.modules import all_modules
+from icl_lens.models.passes.offload import execution_device, weights_loaded_if_offloaded
 from icl_lens.models.readout import Readout, norm_scale
-from icl_lens.models.supported import check_supported
 from icl_lens.models.weight_modules import adapter_parameters, check_weight
 
 

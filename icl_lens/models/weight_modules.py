@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from icl_lens.errors import InputError
-from icl_lens.models.module_hooks import LIBRARIES, own_name, package_of
+from icl_lens.models.passes.module_hooks import LIBRARIES, own_name, package_of
 
 REMEDY = (
     "merge an adapter with hf_model.merge_and_unload(), make pruning permanent with "

@@ -10,7 +10,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.models.inference import replace_forwards
+from icl_lens.models.passes.inference import replace_forwards
 from icl_lens.models.view import ModelView
 
 

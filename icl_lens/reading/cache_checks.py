@@ -8,7 +8,7 @@ from torch import Tensor
 
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
-from icl_lens.models.independent_rows import first_angles
+from icl_lens.models.passes.independent_rows import first_angles
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.reading.passes import embedded

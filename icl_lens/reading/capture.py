@@ -11,8 +11,8 @@ from torch import Tensor
 
 from icl_lens.errors import InputError
 from icl_lens.models.active_edits import active_edits, edits_of_rows, rows_per_pass
-from icl_lens.models.independent_rows import rotations_by_length
-from icl_lens.models.locking import reserves_model
+from icl_lens.models.passes.independent_rows import rotations_by_length
+from icl_lens.models.passes.locking import reserves_model
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.prompts.token_ids import TokenPositions

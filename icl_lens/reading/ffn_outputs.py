@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.models.memory import ROW_BYTES
+from icl_lens.models.passes.memory import ROW_BYTES
 from icl_lens.models.view import ModelView
 from icl_lens.reading.block_inputs import BlockInputs
 

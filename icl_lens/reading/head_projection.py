@@ -15,7 +15,7 @@ from torch import Tensor
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
 from icl_lens.models.head import Head
-from icl_lens.models.memory import ROTATED_BYTES, WRITER_BYTES
+from icl_lens.models.passes.memory import ROTATED_BYTES, WRITER_BYTES
 from icl_lens.models.readout import norm_scale
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.token_ids import TokenPositions, padded_ids, resolve_positions

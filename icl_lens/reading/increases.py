@@ -26,7 +26,7 @@ from torch import Tensor
 
 from icl_lens.errors import InputError, check_integers
 from icl_lens.models.head import Head
-from icl_lens.models.memory import PART_BYTES
+from icl_lens.models.passes.memory import PART_BYTES
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
 from icl_lens.reading.activations import Activations

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.errors import InputError
-from icl_lens.models.memory import LABEL_TOKENS
+from icl_lens.models.passes.memory import LABEL_TOKENS
 from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch

@@ -16,8 +16,8 @@ from icl_lens.errors import InputError, check_integers
 from icl_lens.models import attention_scores
 from icl_lens.models.attention_scores import AttentionScoring
 from icl_lens.models.head import AnyHead, Head
-from icl_lens.models.independent_rows import rotations_by_length
 from icl_lens.models.norms import NormView
+from icl_lens.models.passes.independent_rows import rotations_by_length
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.reading.activations import Activations

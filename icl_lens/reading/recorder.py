@@ -10,8 +10,8 @@ from torch import Tensor
 
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
-from icl_lens.models.bridge_comparison import reads_only_earlier_tokens
-from icl_lens.models.independent_rows import rotations_by_length
+from icl_lens.models.loading.bridge_comparison import reads_only_earlier_tokens
+from icl_lens.models.passes.independent_rows import rotations_by_length
 from icl_lens.models.readout import norm_scale
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch

@@ -20,7 +20,7 @@ from torch import Tensor
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
 from icl_lens.models.head import Head
-from icl_lens.models.memory import WRITER_BYTES
+from icl_lens.models.passes.memory import WRITER_BYTES
 from icl_lens.models.readout import norm_scale
 from icl_lens.models.view import ModelView
 from icl_lens.reading.decompose import head_outputs

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from icl_lens.digest import json_digest, weights_digest
 from icl_lens.models.active_edits import active_edits
-from icl_lens.models.offload import ParameterMap
+from icl_lens.models.passes.offload import ParameterMap
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, prompts_digest
 from icl_lens.runs.folder import FORMAT, FORMAT_NAME

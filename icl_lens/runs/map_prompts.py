@@ -8,7 +8,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from icl_lens.errors import InputError
-from icl_lens.models.memory import PASS_TOKENS
+from icl_lens.models.passes.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.runs.run import Run

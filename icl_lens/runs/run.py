@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from icl_lens.errors import InputError, check_at_least, short_repr
-from icl_lens.models.memory import BUDGET
+from icl_lens.models.passes.memory import BUDGET
 from icl_lens.runs.distributed import Distributed
 from icl_lens.runs.progress import Progress
 

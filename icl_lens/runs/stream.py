@@ -21,7 +21,7 @@ from torch import Tensor
 
 from icl_lens.digest import json_digest
 from icl_lens.errors import InputError
-from icl_lens.models.memory import BUDGET, MAX_ROWS
+from icl_lens.models.passes.memory import BUDGET, MAX_ROWS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, prompts_digest
 from icl_lens.runs.configuration import configuration

@@ -17,9 +17,9 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
-from icl_lens.models import bridge_comparison
-from icl_lens.models.bridge_comparison import reads_only_earlier_tokens
-from icl_lens.models.shared_weights import unbridged
+from icl_lens.models.loading import bridge_comparison
+from icl_lens.models.loading.bridge_comparison import reads_only_earlier_tokens
+from icl_lens.models.loading.shared_weights import unbridged
 from icl_lens.models.view import ModelView
 
 PROMPT = il.Prompt.parse(families.PROMPT, answer="foo")
@@ -479,7 +479,7 @@ def test_an_adapter_beside_a_model_needs_peft_and_no_positions_of_its_own(tmp_pa
     families.build("llama").save_pretrained(tmp_path)
     families.tokenizer().save_pretrained(tmp_path)
     adapter = tmp_path / "adapter_config.json"
-    monkeypatch.setattr("icl_lens.models.load_errors.find_spec", lambda name: None)
+    monkeypatch.setattr("icl_lens.models.loading.load_errors.find_spec", lambda name: None)
     for kind, reason in (
         ("LORA", "pip install peft"),
         ("PREFIX_TUNING", "puts learned positions before every text"),

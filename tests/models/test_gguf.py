@@ -15,8 +15,8 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import icl_lens as il
-from icl_lens.models import gguf
-from icl_lens.models.gguf_header import ARCHITECTURES
+from icl_lens.models.checkpoints import gguf
+from icl_lens.models.checkpoints.gguf_header import ARCHITECTURES
 from icl_lens.models.view import ModelView
 
 LAYERS = 7  # of the deepest model; rounding adds up over the layers

@@ -16,7 +16,7 @@ import torch
 from launches import ended, forked
 
 import icl_lens as il
-from icl_lens.models import file_digests, gguf
+from icl_lens.models.checkpoints import file_digests, gguf
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ import pytest
 from gguf import GGUFReader
 
 import icl_lens as il
-from icl_lens.models import file_digests, installed
+from icl_lens.models.checkpoints import file_digests, installed
 
 
 @pytest.fixture

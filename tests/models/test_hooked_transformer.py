@@ -12,7 +12,7 @@ from shared import PROMPTS
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.models.supported import tl_version
+from icl_lens.models.loading.supported import tl_version
 from icl_lens.models.view import ModelView
 from icl_lens.reading.passes import last_log_probs
 

@@ -12,7 +12,7 @@ from shared import PROMPTS
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.models import layout
+from icl_lens.models.loading import layout
 from icl_lens.models.view import ModelView
 
 ROTATES = {"cohere2": [True, False, True], "smollm3": [True, False, True]}

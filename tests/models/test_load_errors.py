@@ -13,7 +13,7 @@ from faults import assert_refused
 from safetensors.torch import load_file, save_file
 
 import icl_lens as il
-from icl_lens.models.weight_checks import check_finite
+from icl_lens.models.loading.weight_checks import check_finite
 
 WEIGHTS = "model.safetensors"
 

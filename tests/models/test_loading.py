@@ -8,8 +8,8 @@ from tolerance import assert_close
 from torch import nn
 
 import icl_lens as il
-from icl_lens.models.modules import all_modules
 from icl_lens.models.norms import infer_norm
+from icl_lens.models.passes.modules import all_modules
 from icl_lens.models.view import ModelView
 from icl_lens.reading.passes import last_log_probs
 

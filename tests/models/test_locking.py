@@ -13,8 +13,8 @@ import torch
 import waits
 
 import icl_lens as il
-from icl_lens.models import locking
 from icl_lens.models.active_edits import active_edits
+from icl_lens.models.passes import locking
 from icl_lens.models.view import ModelView
 
 HEADS = [il.Head(1, 2), il.Head(2, 0)]

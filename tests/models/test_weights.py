@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 import icl_lens as il
 from icl_lens.digest import weights_digest
-from icl_lens.models.offload import ParameterMap
-from icl_lens.models.supported import tl_version
+from icl_lens.models.loading.supported import tl_version
+from icl_lens.models.passes.offload import ParameterMap
 from icl_lens.models.view import ModelView
 
 

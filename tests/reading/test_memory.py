@@ -18,8 +18,9 @@ from icl_lens.edits.head_reader import HeadReader
 from icl_lens.edits.hugging_face_cache import new_cache
 from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache
 from icl_lens.measures.saliency import KINDS
-from icl_lens.models import bridge_comparison, sizes
-from icl_lens.models.memory import release_freed_memory
+from icl_lens.models import sizes
+from icl_lens.models.loading import bridge_comparison
+from icl_lens.models.passes.memory import release_freed_memory
 from icl_lens.models.readout import Readout
 from icl_lens.models.sizes import key_bytes
 from icl_lens.models.view import ModelView

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import icl_lens as il
 from icl_lens.models import attention_scores
-from icl_lens.models.supported import tl_version
+from icl_lens.models.loading.supported import tl_version
 from icl_lens.models.view import ModelView
 
 SIZES: dict[str, Any] = {

@@ -36,7 +36,7 @@ from icl_lens.edits.edit import PARTS
 from icl_lens.edits.gradients import z_gradients
 from icl_lens.edits.head_reader import HeadReader, Means
 from icl_lens.measures.head_to_head_effects import log_odds_of
-from icl_lens.models.inference import replace_forwards
+from icl_lens.models.passes.inference import replace_forwards
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.roles import EdgeRole, role_masks
 from icl_lens.reading.activations import Activations

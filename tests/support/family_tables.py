@@ -4,7 +4,7 @@ docs/families.md shows it.
 
 import families
 
-from icl_lens.models.supported import tl_version
+from icl_lens.models.loading.supported import tl_version
 
 
 def refused(version: tuple[int, int]) -> dict[str, tuple[str, str]]:

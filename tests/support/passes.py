@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from icl_lens.models.inference import replace_forwards
+from icl_lens.models.passes.inference import replace_forwards
 
 
 def watched(

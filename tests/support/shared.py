@@ -28,8 +28,8 @@ from planted import Kind, Planted, build  # noqa: E402
 from small_tokenizers import tokenizer_of  # noqa: E402
 
 import icl_lens as il  # noqa: E402
-from icl_lens.models.gguf_header import cached_parser  # noqa: E402
-from icl_lens.models.installed import SMOLLM2  # noqa: E402
+from icl_lens.models.checkpoints.gguf_header import cached_parser  # noqa: E402
+from icl_lens.models.checkpoints.installed import SMOLLM2  # noqa: E402
 
 PROMPTS = [
     il.Prompt.parse(families.PROMPT, answer="foo"),

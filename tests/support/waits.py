@@ -21,7 +21,7 @@ import pandas as pd
 
 import icl_lens as il
 from experiments.benchmark.timing import write_table
-from icl_lens.models import locking
+from icl_lens.models.passes import locking
 
 TEXT = (
     "love : bar like : bar eight : foo two : foo "

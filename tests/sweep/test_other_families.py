@@ -14,7 +14,7 @@ import torch
 from family_tables import OTHER_TYPES, listed_types
 
 import icl_lens as il
-from icl_lens.models.supported import tl_version
+from icl_lens.models.loading.supported import tl_version
 from icl_lens.reading.passes import last_log_probs
 
 PROMPT = il.Prompt.parse(families.PROMPT, answer="foo")

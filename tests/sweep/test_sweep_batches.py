@@ -19,7 +19,7 @@ from family_tables import EXACT
 from sweep import CALLS, OTHERS, PROMPTS, Case, assert_same, is_refused
 
 import icl_lens as il
-from icl_lens.models import memory
+from icl_lens.models.passes import memory
 
 # Other tests check the types of what these calls pass around, which takes longer than the calls.
 pytestmark = pytest.mark.usefixtures("no_type_checks")

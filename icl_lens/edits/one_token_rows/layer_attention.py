@@ -16,7 +16,7 @@ from torch import Tensor
 from icl_lens.edits.recomputed_patterns import LayerValues, rotation
 from icl_lens.models import attention_scores
 from icl_lens.models.attention_scores import AttentionScoring, rotate
-from icl_lens.models.memory import SCORE_BYTES
+from icl_lens.models.passes.memory import SCORE_BYTES
 from icl_lens.prompts.batch import PromptBatch
 
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from icl_lens.edits.edit_checks import PATTERN_TOLERANCE
 from icl_lens.edits.one_token_rows.layer_attention import LayerKVCache
 from icl_lens.edits.recomputed_patterns import LayerValues, recording_hooks
-from icl_lens.models.bridge_comparison import reads_only_earlier_tokens
-from icl_lens.models.inference import log_probs_of
-from icl_lens.models.locking import model_lock
-from icl_lens.models.memory import KEY_BYTES, ROW_BYTES
+from icl_lens.models.loading.bridge_comparison import reads_only_earlier_tokens
+from icl_lens.models.passes.inference import log_probs_of
+from icl_lens.models.passes.locking import model_lock
+from icl_lens.models.passes.memory import KEY_BYTES, ROW_BYTES
 from icl_lens.models.readout import Readout
 from icl_lens.models.sizes import key_bytes, rows_at_once
 from icl_lens.models.view import ModelView

@@ -23,8 +23,8 @@ from icl_lens.edits.one_token_rows.prefix_cache import (
 from icl_lens.edits.one_token_rows.run_rows import RowEdits, run_rows
 from icl_lens.edits.read import Read, ReadAmong
 from icl_lens.errors import InputError
-from icl_lens.models.inference import log_probs_of
-from icl_lens.models.memory import LOG_PROB_BYTES
+from icl_lens.models.passes.inference import log_probs_of
+from icl_lens.models.passes.memory import LOG_PROB_BYTES
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 

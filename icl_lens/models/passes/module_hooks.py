@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from icl_lens.models.modules import all_modules
+from icl_lens.models.passes.modules import all_modules
 
 LIBRARIES = ("accelerate", "icl_lens", "torch", "transformer_lens", "transformers")
 """Packages whose own hooks run the model, read it, or belong to it. Hooks at hook points are

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from icl_lens.errors import InputError
-from icl_lens.models.layout import check_layout
-from icl_lens.models.offload import has_missing_weights, mark_offloaded
+from icl_lens.models.loading.layout import check_layout
+from icl_lens.models.passes.offload import has_missing_weights, mark_offloaded
 
 SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """Dtypes whose weights can be read and multiplied directly."""

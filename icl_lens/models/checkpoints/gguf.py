@@ -25,10 +25,15 @@ from safetensors import SafetensorError
 
 from icl_lens.errors import InputError
 from icl_lens.hub import blocking_file, first_line
-from icl_lens.models.file_digests import DigestedFile, damaged_file, record_digests, sync_to_disk
-from icl_lens.models.gguf_header import Header, cached_parser
-from icl_lens.models.gguf_tokenizer import save_tokenizer, split_is_known
-from icl_lens.models.quiet import quiet_loading
+from icl_lens.models.checkpoints.file_digests import (
+    DigestedFile,
+    damaged_file,
+    record_digests,
+    sync_to_disk,
+)
+from icl_lens.models.checkpoints.gguf_header import Header, cached_parser
+from icl_lens.models.checkpoints.gguf_tokenizer import save_tokenizer, split_is_known
+from icl_lens.models.checkpoints.quiet import quiet_loading
 
 ORIGIN = "dequantized_from"
 """The key in a converted folder's config.json that describes the original file."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from icl_lens.errors import InputError
-from icl_lens.models.modules import all_modules
+from icl_lens.models.passes.modules import all_modules
 
 # Models with offloaded weights; others need no search for align hooks at each read.
 _OFFLOADED: "WeakSet[Any]" = WeakSet()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from icl_lens.errors import InputError
-from icl_lens.models.file_digests import DigestedFile
+from icl_lens.models.checkpoints.file_digests import DigestedFile
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from icl_lens.errors import InputError
-from icl_lens.models.inference import replace_forwards
+from icl_lens.models.passes.inference import replace_forwards
 
 Rotate = Callable[..., tuple[Tensor, ...]]
 """A rotation's `forward`: cosines and sines [#batch pos d_rotary] from an input, positions and

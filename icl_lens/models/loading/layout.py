@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakSet
 
 from icl_lens.errors import InputError
-from icl_lens.models.offload import weights_loaded_if_offloaded
+from icl_lens.models.passes.offload import weights_loaded_if_offloaded
 
 # Models that passed; the check reads every layer, and views of a model are made at each call.
 _CHECKED: "WeakSet[Any]" = WeakSet()

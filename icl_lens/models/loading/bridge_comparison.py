@@ -35,15 +35,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from icl_lens.errors import InputError
-from icl_lens.models.bridge_causes import likely_cause
-from icl_lens.models.independent_rows import independent_rows
-from icl_lens.models.inference import inference_kwargs, log_probs_of
-from icl_lens.models.locking import model_lock, thread_noted
-from icl_lens.models.module_hooks import hooks_removed, package_of
-from icl_lens.models.offload import execution_device
-from icl_lens.models.shared_weights import unbridged
-from icl_lens.models.supported import check_supported
-from icl_lens.models.user_tokenizer import copy_tokenizer, not_read_again
+from icl_lens.models.loading.bridge_causes import likely_cause
+from icl_lens.models.loading.shared_weights import unbridged
+from icl_lens.models.loading.supported import check_supported
+from icl_lens.models.loading.user_tokenizer import copy_tokenizer, not_read_again
+from icl_lens.models.passes.independent_rows import independent_rows
+from icl_lens.models.passes.inference import inference_kwargs, log_probs_of
+from icl_lens.models.passes.locking import model_lock, thread_noted
+from icl_lens.models.passes.module_hooks import hooks_removed, package_of
+from icl_lens.models.passes.offload import execution_device
 
 N_PROBE_TOKENS = 8
 ROUNDING_STEPS = 4.0

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from icl_lens.models.module_hooks import LIBRARIES, hooked_modules, own_name, package_of
+from icl_lens.models.passes.module_hooks import LIBRARIES, hooked_modules, own_name, package_of
 
 
 def likely_cause(model: Any, hf_model: Any = None) -> str:

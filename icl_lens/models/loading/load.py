@@ -7,18 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from icl_lens.errors import InputError, did_you_mean, short_repr
-from icl_lens.models.bridge_comparison import Probe, check_probe, defer_comparison, probe
-from icl_lens.models.hugging_face_objects import (
-    name_of,
-    transformers_class,
-    without_adapter_wrapper,
-    wrap_error,
-)
-from icl_lens.models.installed import INSTALLED_MODELS
-from icl_lens.models.load_errors import check_config, diagnose_load_error
-from icl_lens.models.offload import execution_device
-from icl_lens.models.quiet import no_processor, quiet_loading
-from icl_lens.models.resolve import (
+from icl_lens.models.checkpoints.installed import INSTALLED_MODELS
+from icl_lens.models.checkpoints.quiet import no_processor, quiet_loading
+from icl_lens.models.checkpoints.resolve import (
     ModelSource,
     bundled_models,
     has_tokenizer,
@@ -26,10 +17,19 @@ from icl_lens.models.resolve import (
     resolve_model,
     weight_files,
 )
-from icl_lens.models.shared_weights import with_shared_weights
-from icl_lens.models.supported import SUPPORTED_DTYPES
-from icl_lens.models.user_tokenizer import copy_tokenizer, not_read_again
-from icl_lens.models.weight_checks import StrictLoader
+from icl_lens.models.loading.bridge_comparison import Probe, check_probe, defer_comparison, probe
+from icl_lens.models.loading.hugging_face_objects import (
+    name_of,
+    transformers_class,
+    without_adapter_wrapper,
+    wrap_error,
+)
+from icl_lens.models.loading.load_errors import check_config, diagnose_load_error
+from icl_lens.models.loading.shared_weights import with_shared_weights
+from icl_lens.models.loading.supported import SUPPORTED_DTYPES
+from icl_lens.models.loading.user_tokenizer import copy_tokenizer, not_read_again
+from icl_lens.models.loading.weight_checks import StrictLoader
+from icl_lens.models.passes.offload import execution_device
 from icl_lens.prompts.beginning import expect_no_comparison
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from safetensors import safe_open
 from torch import nn
 
 from icl_lens.errors import InputError
-from icl_lens.models.bridge_comparison import Probe, probe
-from icl_lens.models.resolve import weight_files
+from icl_lens.models.checkpoints.resolve import weight_files
+from icl_lens.models.loading.bridge_comparison import Probe, probe
 
 _BUFFERS = re.compile(
     r"(^|\.)(inv_freq|masked_bias|position_ids|causal_mask|cos_cached|sin_cached)$"

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from icl_lens.models.modules import all_modules
+from icl_lens.models.passes.modules import all_modules
 
 # Dtypes in which one fused kernel and transformers' expanded formula of tanh GELU differ
 # negligibly.

@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from icl_lens.errors import InputError
 from icl_lens.hub import first_line
-from icl_lens.models.resolve import ModelSource, weight_files
+from icl_lens.models.checkpoints.resolve import ModelSource, weight_files
 
 PROMPT_LEARNING = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT")
 """Types of peft's adapters that put positions before a text."""
