@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from icl_lens.defaults import N_TOP
 from icl_lens.errors import InputError, short_repr
 from icl_lens.intervals import Interval as Interval
 from icl_lens.intervals import bootstrap_interval as bootstrap_interval
@@ -244,7 +245,7 @@ class Agreement(Result):
 
 
 def agreement(
-    one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head"], *, k: int = 20
+    one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head"], *, k: int = N_TOP
 ) -> Agreement:
     """Return how well two scores of the same heads agree in ranking, such as causal effects and
     increases.

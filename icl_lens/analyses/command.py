@@ -8,6 +8,7 @@ import torch
 
 from icl_lens.analyses.explanation import Explanation
 from icl_lens.analyses.python_code import call, model_lines, prompt_call, template_options
+from icl_lens.defaults import N_RANDOM_SETS
 from icl_lens.errors import InputError
 from icl_lens.prompts.prompt import Prompt
 
@@ -74,7 +75,7 @@ def _tokenized_labels(explanation: Explanation, prompt: Prompt) -> tuple[str, ..
 def _fits_command_line(explanation: Explanation) -> bool:
     """Return whether the command line can express all settings."""
     settings = explanation.settings
-    if settings.n_random != 20:
+    if settings.n_random != N_RANDOM_SETS:
         return False
     if explanation.input.prompt is not None:
         return not template_options(explanation.input.template) and _reads_back(

@@ -13,6 +13,7 @@ from icl_lens.analyses.compute_head_reports import WriterReadings, head_reports
 from icl_lens.analyses.compute_reports import ScoredPrompt
 from icl_lens.analyses.explanation import Explanation
 from icl_lens.analyses.explanation_reports import Settings
+from icl_lens.defaults import N_ABLATED, N_DESCRIBED, N_RANDOM_SETS
 from icl_lens.errors import InputError, check_choice, check_integers, short_repr
 from icl_lens.measures.effects import head_effects
 from icl_lens.models.active_edits import active_edits
@@ -47,9 +48,9 @@ def explain(
     bias: bool = True,
     by: Score | None = None,
     why: AnyHead | None = None,
-    k: int = 10,
-    n_ablated: int = 4,
-    n_random: int = 20,
+    k: int = N_DESCRIBED,
+    n_ablated: int = N_ABLATED,
+    n_random: int = N_RANDOM_SETS,
     seed: int = 0,
     progress: Progress | bool | None = None,
 ) -> Explanation:

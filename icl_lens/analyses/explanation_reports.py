@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from icl_lens.defaults import N_ABLATED, N_DESCRIBED, N_RANDOM_SETS
 from icl_lens.models.head import Head
 from icl_lens.models.readout import MIN_STANDOUT, FinalNorm
 from icl_lens.prompts.prompt import Prompt, Template
@@ -49,9 +50,9 @@ class Settings:
 
     final_norm: FinalNorm = "frozen"
     bias: bool = True
-    k: int = 10
-    n_ablated: int = 4
-    n_random: int = 20
+    k: int = N_DESCRIBED
+    n_ablated: int = N_ABLATED
+    n_random: int = N_RANDOM_SETS
     seed: int = 0
     prepend_bos: bool | None = None
     dtype: str = "float32"

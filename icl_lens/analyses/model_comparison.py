@@ -328,7 +328,7 @@ def compare_models(
 
         plan = plan_in_order(batch, run, n_tokens=CAPTURE_TOKENS)
         named = {"measure": by, **options}
-        run_of_side = as_run(run).part(side)
+        run_of_side = as_run(run).step(side)
         with start(run_of_side, model, batch, "comparison", named, plan=plan) as stream:
             sides.append(stream.map("comparison", compute))
     queries = batch.queries

@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 
 from icl_lens.analyses.two_towers_result import ExchangeEffects, TwoTowers
+from icl_lens.defaults import N_LOCATED, N_RANDOM_SETS
 from icl_lens.edits.edit_checks import checked_heads
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers
 from icl_lens.intervals import MIN_RANDOM_SETS
@@ -39,7 +40,7 @@ from icl_lens.ranking_scores import SCORES, Score
 from icl_lens.runs.run import Run, as_run
 from icl_lens.runs.stream import plan_in_order, start
 
-N_PROMPTS, N_HEADS, N_RANDOM_SETS = 60, 12, 20
+N_PROMPTS = 60
 SCAN_TABLE = (
     *("head", "query", "low", "high", "selected", "keys", "values"),
     *("rank", "layer", "index"),
@@ -51,7 +52,7 @@ def two_towers(
     task: str | Task | Sequence[Prompt | str],
     heads: Sequence[AnyHead] | None = None,
     *,
-    k: int = N_HEADS,
+    k: int = N_LOCATED,
     by: Score = "exchange",
     scan_prompts: Sequence[Prompt] | None = None,
     n: int | None = None,
@@ -151,7 +152,7 @@ def two_towers(
     if heads is None:
         if not 1 <= k <= len(view.heads()):
             raise InputError(f"k must be between 1 and {len(view.heads())} (heads), got {k}")
-        heads, scan = _best_heads(view, prepare(scanned), k, by, as_run(run).part("scan"))
+        heads, scan = _best_heads(view, prepare(scanned), k, by, as_run(run).step("scan"))
     distinct_heads = tuple(dict.fromkeys(view.check_heads(heads)))
     if not distinct_heads:
         raise InputError(
@@ -161,7 +162,7 @@ def two_towers(
     options: dict[str, Any] = {
         "n_random": n_random,
         "seed": seed,
-        "run": as_run(run).part("exchanges"),
+        "run": as_run(run).step("exchanges"),
     }
     (towers,) = exchange_heads(view, prompts, [distinct_heads], **options)
     return replace(towers, scan=scan, n_scanned=n_scanned, by=by)

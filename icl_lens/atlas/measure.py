@@ -30,6 +30,7 @@ from icl_lens.atlas.kinds import (
 )
 from icl_lens.atlas.task_scores import ReadScores, has_labels, with_shuffled_labels
 from icl_lens.atlas.turned_heads import N_TURNED_SEQUENCES, turned_attention
+from icl_lens.defaults import N_LOCATED, N_RANDOM_SETS_PER_GROUP
 from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.reference_prompts import mean_z
 from icl_lens.errors import InputError, check_at_least, check_integers
@@ -39,7 +40,6 @@ from icl_lens.measures.exchanges import tower_prompts
 from icl_lens.measures.function_vectors import recovered_probabilities
 from icl_lens.measures.head_measures import DirectScores, Effects, Exchanges, HeadMeasure
 from icl_lens.measures.joint_removal import ListRemoval, remove_lists
-from icl_lens.measures.locate import N_LOCATED
 from icl_lens.measures.mean_scores import mean_score
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head
@@ -79,7 +79,7 @@ def head_atlas(
     n_sequences: int = N_SEQUENCES,
     n_edited: int = N_EDITED,
     held_out: PromptBatch | Sequence[Prompt] | None = None,
-    n_random: int = 10,
+    n_random: int = N_RANDOM_SETS_PER_GROUP,
     seed: int = 0,
     run: Run | None = None,
 ) -> HeadAtlas:
@@ -101,7 +101,7 @@ def head_atlas(
     As many of these prompts are used as heads are edited on.
 
     With `heads`, such as those that `il.locate` has found, what is shown begins with them: their
-    kinds, scores and ranks, and why they have no name (`HeadAtlas.for_heads`). All heads are
+    kinds, scores and ranks, and why they have no kind (`HeadAtlas.for_heads`). All heads are
     measured all the same, because a kind compares a head with the others.
 
     Scores that the model or the prompts cannot have are left out; `left_out` says why. Intervals
@@ -153,7 +153,7 @@ def head_atlas(
         n_removed = min(k, n_heads // 2)  # random sets need as many other heads
         first_heads = {name: score.top(n_removed) for name, score in scores.items()}
         removals = remove_lists(
-            view, testing, first_heads, n_random=n_random, seed=seed, run=run.part("removal")
+            view, testing, first_heads, n_random=n_random, seed=seed, run=run.step("removal")
         )
     return HeadAtlas(
         model=view.name,
@@ -261,25 +261,25 @@ class Survey:
         )
         if name in PROMPT_KINDS:
             n_queries = len({samples[row] for row in rows_with_score})
-            self._name_by_prompts(
+            self._add_kind_by_prompts(
                 name, average_head_p_values(values, samples, self.seed), n_queries
             )
 
-    def _name_by_prompts(
+    def _add_kind_by_prompts(
         self, name: str, p_value: Float[Tensor, "layer head"] | None, n_queries: int
     ) -> None:
         """Add the p-values of a score of prompts, or say that they have too few queries."""
         kind = PROMPT_KINDS[name]
         if p_value is not None:
-            self._name(name, kind, p_value)
+            self._add_kind(name, kind, p_value)
         n_needed = queries_needed(self.scores[name].mean.numel())
-        names_any = p_value is not None and bool(discoveries(p_value, RATE).any())
-        if n_queries < n_needed and not names_any:
+        has_any_head = p_value is not None and bool(discoveries(p_value, RATE).any())
+        if n_queries < n_needed and not has_any_head:
             reason = f"they need {n_needed} prompts with distinct queries, and got {n_queries}"
             self.untested[kind] = reason
 
-    def _name(self, name: str, kind: str, p_value: Float[Tensor, "layer head"]) -> None:
-        """Add the p-values by which a score names heads."""
+    def _add_kind(self, name: str, kind: str, p_value: Float[Tensor, "layer head"]) -> None:
+        """Add the kind of a score, and the p-values that decide which heads have it."""
         self.scores[name] = replace(self.scores[name], kind=kind, p_value=p_value)
 
     def measure_without_task(self, n_sequences: int, text: Sequence[str] | None) -> None:
@@ -287,7 +287,7 @@ class Survey:
         n_tokens = min(N_TOKENS, self.view.model.cfg.n_ctx // 2 - 2)
         self.attempt(ATTENTION_SCORES, lambda: self._random_tokens(n_tokens, n_sequences))
         if set(ATTENTION_SCORES) <= set(self.scores):
-            self._name_by_attention(n_tokens, n_sequences)
+            self._add_kinds_by_attention(n_tokens, n_sequences)
         if text is None:
             self.attempt(TEXT_SCORES, lambda: self._texts(token_scores.TEXTS))
         else:
@@ -301,7 +301,7 @@ class Survey:
         )
         return {name: values.numpy() for name, values in attention.items()}
 
-    def _name_by_attention(self, n_tokens: int, n_sequences: int) -> None:
+    def _add_kinds_by_attention(self, n_tokens: int, n_sequences: int) -> None:
         """Compare attention to random tokens with that of turned heads."""
         n_turned = min(n_sequences, N_TURNED_SEQUENCES)
         options = {"n": n_turned, "n_tokens": n_tokens, "seed": self.seed}
@@ -322,11 +322,11 @@ class Survey:
             by_other_distance = by_distance.clone()
             by_other_distance[..., distance] = 0.0
             elsewhere = AttentionElsewhere(*by_other_distance.max(-1), n_tokens)
-            self._name_by_turning(name, turned_by_name[name], elsewhere)
+            self._add_kind_by_turning(name, turned_by_name[name], elsewhere)
         elsewhere = AttentionElsewhere(*by_distance.max(-1), n_tokens)
-        self._name_by_turning("first_token", turned_by_name["first_token"], elsewhere)
+        self._add_kind_by_turning("first_token", turned_by_name["first_token"], elsewhere)
 
-    def _name_by_turning(
+    def _add_kind_by_turning(
         self,
         name: str,
         turned: Float[Tensor, "turn layer head"],
@@ -335,7 +335,7 @@ class Survey:
         """Add the p-values of a score; heads that attend more to another token have 1."""
         p_value = turned_p_values(self.scores[name].mean, turned)
         attends_most = self.scores[name].mean > elsewhere.share
-        self._name(name, TURNED_KINDS[name], p_value.masked_fill(~attends_most, 1.0))
+        self._add_kind(name, TURNED_KINDS[name], p_value.masked_fill(~attends_most, 1.0))
         self.scores[name] = replace(self.scores[name], elsewhere=elsewhere)
 
     def _texts(self, texts: Sequence[str]) -> dict[str, Values]:
@@ -349,7 +349,7 @@ class Survey:
         self.scores["copying"] = HeadScore.of(DEFINITIONS["copying"], copying)
         is_promoted = weight_scores.promotes_attended(self.view, self.seed)
         self.add("promotes_attended", is_promoted.double().numpy())
-        self._name("promotes_attended", "copying", copying_p_values(is_promoted))
+        self._add_kind("promotes_attended", "copying", copying_p_values(is_promoted))
 
     def measure_task(self, batch: PromptBatch, edited_rows: list[int], run: Run) -> None:
         """Measure the scores of prompts; those that edit heads, on some of the prompts only."""
@@ -445,6 +445,6 @@ class Survey:
     ) -> dict[str, Values]:
         """Return what `measure` gives for each prompt, in batches that the run's folder stores."""
         title = DEFINITIONS[name].title if name in DEFINITIONS else name
-        part, model = run.part(name), self.view.model
-        with start(part, model, batch, name, options or {}, plan=plan) as stream:
+        step, model = run.step(name), self.view.model
+        with start(step, model, batch, name, options or {}, plan=plan) as stream:
             return stream.map(title, measure)

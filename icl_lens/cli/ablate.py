@@ -23,6 +23,7 @@ from icl_lens.cli.options import (
     preview,
 )
 from icl_lens.cli.task_options import SplitTask, print_what_heads_carry
+from icl_lens.defaults import N_RANDOM_SETS_PER_GROUP
 from icl_lens.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class HeadsOptions(HeadChoice):
     ] = None
     random_sets: Annotated[
         int, Option(min=1, max=1000, help="Random sets from the same layers, and from all.")
-    ] = 10
+    ] = N_RANDOM_SETS_PER_GROUP
 
 
 @grouped

@@ -22,6 +22,7 @@ from icl_lens.cli.options import (
     preview,
 )
 from icl_lens.cli.task_options import SplitTask
+from icl_lens.defaults import N_RANDOM_SETS
 from icl_lens.errors import InputError
 
 
@@ -45,7 +46,7 @@ class EdgeOptions(HeadChoice):
     edges: Annotated[int, Option(min=1, help="Number of edges to test one by one.")] = 30
     random_sets: Annotated[
         int, Option(min=3, max=1000, help="Random rankings to compare with.")
-    ] = 20
+    ] = N_RANDOM_SETS
     reader_at: Annotated[ReaderAt, Option(help="Tokens at which heads and FFNs act.")] = "last"
 
     def ffn_names(self, n_layers: int) -> list[str]:

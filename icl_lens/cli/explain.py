@@ -19,6 +19,7 @@ from icl_lens.cli.options import (
     parse_prompt,
 )
 from icl_lens.cli.task_options import TaskOptions, print_what_heads_carry
+from icl_lens.defaults import N_ABLATED, N_DESCRIBED
 from icl_lens.errors import InputError
 
 if TYPE_CHECKING:
@@ -105,10 +106,12 @@ def explain(
     ] = None,
     row: Annotated[int | None, Option(min=1, help="Row of --path to explain.")] = None,
     by: ByOption = None,
-    k: Annotated[int, Option("--top", "-k", min=1, help="Number of heads to describe.")] = 10,
+    k: Annotated[int, Option("--top", "-k", min=1, help="Number of heads to describe.")] = (
+        N_DESCRIBED
+    ),
     n_ablated: Annotated[
         int, Option("--ablate", min=1, help="Number of located heads to zero jointly.")
-    ] = 4,
+    ] = N_ABLATED,
     seed: SeedOption = 0,
 ) -> None:
     """Explain one prompt: layers, heads, positions, top words, and the effect of ablating the
@@ -134,7 +137,7 @@ def explain(
         open=files.open_page,
         by=by is not None,
         top=k != 10,
-        ablate=n_ablated != 4,
+        ablate=n_ablated != N_ABLATED,
         against=text_options.against,
     )
     sampled = task.sample_prompts(1, seed=seed, conflicting=(prompt, answer, text_options.text))

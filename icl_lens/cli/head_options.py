@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from typer import Option
 
 from icl_lens.cli.console import progress
+from icl_lens.defaults import N_LOCATED
 from icl_lens.errors import InputError
 from icl_lens.ranking_scores import LOCATING_SCORE, Score
 
@@ -41,7 +42,7 @@ class HeadChoice:
             "-k",
             min=1,
             help="Number of heads to locate.",
-            show_default="12, at most half of all",
+            show_default=f"{N_LOCATED}, at most half of all",
         ),
     ] = None
 
@@ -51,7 +52,7 @@ class HeadChoice:
         """Return the heads named by the options or located on the prompts, and how they were
         chosen.
         """
-        from icl_lens.measures.locate import N_LOCATED, locate, with_predicted_answers
+        from icl_lens.measures.locate import locate, with_predicted_answers
         from icl_lens.models.view import ModelView
         from icl_lens.runs.run import Run
 

@@ -28,6 +28,7 @@ from icl_lens.cli.task_options import (
     print_what_heads_carry,
     shared_queries_remedy,
 )
+from icl_lens.defaults import N_LOCATED, N_RANDOM_SETS
 from icl_lens.errors import InputError
 from icl_lens.ranking_scores import LOCATING_SCORE
 from icl_lens.report.terminal import new_table
@@ -50,7 +51,7 @@ class RankOptions:
             "-k",
             min=1,
             help="Number of heads to locate.",
-            show_default="12, or all if fewer",
+            show_default=f"{N_LOCATED}, or all if fewer",
         ),
     ] = None
     by: LocatingByOption = None
@@ -63,7 +64,7 @@ class RankOptions:
     ] = "exact"
     random_sets: Annotated[
         int, Option(min=3, max=1000, help="Random sets from the same layers.")
-    ] = 20
+    ] = N_RANDOM_SETS
     anyway: Annotated[
         bool, Option("--anyway", help="Locate heads also where the model does not do the task.")
     ] = False

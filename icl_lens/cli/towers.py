@@ -13,6 +13,7 @@ from icl_lens.cli.head_options import HeadChoice
 from icl_lens.cli.option_groups import grouped
 from icl_lens.cli.options import FileOptions, ModelOptions, SeedOption, TokenOptions, preview
 from icl_lens.cli.task_options import SplitTask
+from icl_lens.defaults import N_LOCATED, N_RANDOM_SETS
 from icl_lens.errors import InputError
 from icl_lens.ranking_scores import Score
 
@@ -46,14 +47,16 @@ class TowerHeads(HeadChoice):
 
     k: Annotated[
         int | None,
-        Option("--top", "-k", min=1, help="Number of heads to locate.", show_default="12"),
+        Option(
+            "--top", "-k", min=1, help="Number of heads to locate.", show_default=str(N_LOCATED)
+        ),
     ] = None
     by: Annotated[
         Score | None, Option(help="Score that locates heads.", show_default="exchange")
     ] = None
     random_sets: Annotated[
         int, Option(min=3, max=1000, help="Random sets from the same layers.")
-    ] = 20
+    ] = N_RANDOM_SETS
 
 
 @grouped
@@ -74,7 +77,7 @@ def towers(
     heads are exchanged for those of prompts with another query, exchanged texts or exchanged
     labels, one by one and in pairs; random heads of the same layers are the control.
     """
-    from icl_lens.analyses.two_towers import N_HEADS, two_towers
+    from icl_lens.analyses.two_towers import two_towers
     from icl_lens.report.views import page as page_of
     from icl_lens.runs.run import Run
 
@@ -98,7 +101,7 @@ def towers(
             loaded,
             tested,
             tower_heads,
-            k=heads.k or N_HEADS,
+            k=heads.k or N_LOCATED,
             by=heads.by or "exchange",
             scan_prompts=scanned,
             n_random=heads.random_sets,

@@ -31,6 +31,7 @@ import pandas as pd
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from icl_lens.defaults import N_RANDOM_SETS
 from icl_lens.edits.edges import RemovalMasks, replaced_by_sets, writer_means
 from icl_lens.edits.head_reader import Means
 from icl_lens.edits.read import read_labels
@@ -428,7 +429,7 @@ def locate_circuit(
     *,
     reader_at: EdgeRole = "last",
     n_edges: int = 30,
-    n_random: int = 20,
+    n_random: int = N_RANDOM_SETS,
     seed: int = 0,
     run: Run | None = None,
 ) -> Circuit:

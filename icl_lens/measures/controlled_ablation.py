@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from icl_lens.defaults import N_RANDOM_SETS_PER_GROUP
 from icl_lens.digest import weights_digest
 from icl_lens.edits.ablate import Ablate, Mode, Reference
 from icl_lens.edits.edit import Positions
@@ -44,7 +45,7 @@ def ablate_with_controls(
     batch: PromptBatch,
     heads: Sequence[AnyHead],
     *,
-    n_random: int = 10,
+    n_random: int = N_RANDOM_SETS_PER_GROUP,
     all_layers: bool = True,
     positions: Positions = "last",
     mode: Mode = "zero",

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from icl_lens.defaults import N_LOCATED, N_RANDOM_SETS
 from icl_lens.edits.edit import Positions
 from icl_lens.edits.score import score
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers
@@ -50,9 +51,6 @@ from icl_lens.runs.progress import OTHER_SCORES
 from icl_lens.runs.run import Run, as_run
 from icl_lens.runs.stream import start
 
-N_LOCATED = 12
-"""Length of the list of heads by default, if the model has as many."""
-
 
 def locate(
     model: Any,
@@ -68,7 +66,7 @@ def locate(
     bias: bool = True,
     other_scores: bool = True,
     held_out: PromptBatch | Sequence[Prompt] | None = None,
-    n_random: int = 20,
+    n_random: int = N_RANDOM_SETS,
     seed: int = 0,
     run: Run | None = None,
 ) -> LocatedHeads:
@@ -151,7 +149,7 @@ def locate(
             n_random=n_random,
             all_layers=False,
             seed=seed,
-            run=as_run(run).part("removal"),
+            run=as_run(run).step("removal"),
         )
     return mean_over_prompts(
         head_measure,

@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from icl_lens.defaults import N_RANDOM_SETS
 from icl_lens.errors import InputError
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
@@ -13,7 +14,7 @@ def random_head_sets(
     model: Any,
     heads: Sequence[AnyHead],
     *,
-    n_random: int = 20,
+    n_random: int = N_RANDOM_SETS,
     seed: int = 0,
     same_layers: bool = True,
 ) -> list[list[Head]]:

@@ -27,6 +27,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from icl_lens.defaults import N_TOP
 from icl_lens.errors import InputError, check_integers
 from icl_lens.models.active_edits import edits_suffix
 from icl_lens.models.head import Head
@@ -256,7 +257,7 @@ def top_subheads(
     acts: Activations,
     targets: Int[Tensor, " batch"] | None = None,
     *,
-    k: int = 20,
+    k: int = N_TOP,
     by: DirectScore | None = None,
     against: Against = None,
     final_norm: FinalNorm = "frozen",
@@ -398,7 +399,7 @@ def top_heads(
     acts: Activations,
     targets: Int[Tensor, " batch"] | None = None,
     *,
-    k: int = 20,
+    k: int = N_TOP,
     by: DirectScore | None = None,
     against: Against = None,
     final_norm: FinalNorm = "frozen",

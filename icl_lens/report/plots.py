@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from icl_lens.analyses.explanation import Explanation
+from icl_lens.defaults import N_TOP
 from icl_lens.errors import InputError
 from icl_lens.report.atlas_maps import atlas as atlas
 from icl_lens.report.axes import (
@@ -190,7 +191,7 @@ def similarity_matrix(
 def top_head_bars(
     heads: pd.DataFrame,
     *,
-    k: int = 20,
+    k: int = N_TOP,
     value: str = "increase",
     label: str | None = None,
     width: float = COLUMN,

@@ -76,8 +76,8 @@ class Run:
         """The GPU of this process, for `load_model(device=)`; None without a launcher."""
         return self.distributed.device
 
-    def part(self, name: str) -> "Run":
-        """Return the run of a part of the computation, in the folder of that name in `folder`."""
+    def step(self, name: str) -> "Run":
+        """Return the run of one step of the computation, in the folder of that name in `folder`."""
         return self if self.folder is None else replace(self, folder=Path(self.folder) / name)
 
 

@@ -17,10 +17,11 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import icl_lens as il
+from icl_lens.defaults import N_RANDOM_SETS
 from icl_lens.models.view import ModelView
 from icl_lens.ranking_scores import SCORES
 from icl_lens.report.live_view.code import python_code
-from icl_lens.report.live_view.panels import N_RANDOM, Scene, compute, controls
+from icl_lens.report.live_view.panels import Scene, compute, controls
 from icl_lens.report.live_view.state import CHANGES
 from icl_lens.report.live_view.static import static_html
 from icl_lens.report.live_view.view import scores_of_atlas
@@ -59,7 +60,7 @@ def view(model):
 
 @pytest.fixture(scope="module")
 def atlas(model):
-    """An atlas in which L1H2 has a name, and with a score of a single head."""
+    """An atlas in which L1H2 has a kind, and with a score of a single head."""
     atlas = il.head_atlas(model, text=[TEXT, TEXT], n_sequences=3)
     atlas = atlas.with_scores({"listed": [(0, 1, 0.5)]})
     p_value = torch.ones(atlas.shape, dtype=torch.float64)
@@ -128,7 +129,7 @@ def test_numbers_are_those_of_the_public_functions(model, view, change):
     query = numbers["exchange"]["other_query"]
     assert query in ("love", "like")
     edits = edits_by_change(model, query)
-    ablation = il.ablate_with_controls(model, batch, HEADS, n_random=N_RANDOM)
+    ablation = il.ablate_with_controls(model, batch, HEADS, n_random=N_RANDOM_SETS)
     for heads, after in zip(
         [HEADS, *ablation.conditions["same layers"].sets],
         [numbers["change"]["after"], *numbers["change"]["draws"]],

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from icl_lens.analyses.python_code import call, model_lines, prompt_call, template_options
+from icl_lens.defaults import N_RANDOM_SETS
 from icl_lens.errors import InputError
-from icl_lens.report.live_view.panels import ACTIVATIONS, N_RANDOM, SEED, Scene
+from icl_lens.report.live_view.panels import ACTIVATIONS, SEED, Scene
 from icl_lens.report.live_view.state import LiveState
 
 MAPS = {
@@ -94,7 +95,7 @@ class SceneCode:
         controls = "il.ablate_with_controls(model, batch, heads"
         return [
             f"heads = {heads!r}",
-            f"controls = {controls}, n_random={N_RANDOM}, seed={SEED})",
+            f"controls = {controls}, n_random={N_RANDOM_SETS}, seed={SEED})",
             "# With random sets of the same layers.",
             'head_sets = [heads, *controls.conditions["same layers"].sets]',
             *self._edits(),

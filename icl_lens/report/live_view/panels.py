@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from icl_lens.defaults import N_DESCRIBED, N_RANDOM_SETS
 from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.edit import Edit
 from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache, PrefixCacheUnsupported
@@ -54,10 +55,8 @@ from icl_lens.report.live_view.state import Change, LiveState
 Panel = dict[str, Any]
 """Numbers, words and lists of them, as JSON has them."""
 
-N_RANDOM, SEED = 20, 0
-"""Random sets of heads from the same layers, beside which a change is shown."""
-N_LOCATED = 10
-"""Heads with the largest score, which the map marks."""
+SEED = 0
+"""Seed of the random sets of heads from the same layers, beside which a change is shown."""
 N_TOKENS = 5
 """Most probable tokens named in the answer."""
 ACTIVATIONS: dict[Change, HeadActivation] = {"query": "q", "keys": "k", "values": "v"}
@@ -322,7 +321,7 @@ def random_sets(scene: Scene, heads: Sequence[Head]) -> list[list[Head]]:
     """Return the random sets of the same layers: those of `ablate_with_controls` with the same
     seed.
     """
-    return random_head_sets(scene.view.model, heads, n_random=N_RANDOM, seed=SEED)
+    return random_head_sets(scene.view.model, heads, n_random=N_RANDOM_SETS, seed=SEED)
 
 
 def attention(scene: Scene, heads: Sequence[Head]) -> Panel:
@@ -412,7 +411,7 @@ def head_map(by: Score, values: Float[Tensor, "layer head"]) -> Panel:
     largest.
     """
     values = values.double().cpu()
-    best = values.flatten().argsort(descending=True)[:N_LOCATED].tolist()
+    best = values.flatten().argsort(descending=True)[:N_DESCRIBED].tolist()
     return {
         by: values.tolist(),
         f"{by}_located": [str(Head.from_index(index, values.shape[1])) for index in best],
