@@ -6,6 +6,6 @@
 3. `weight_scores`, `token_scores` and `task_scores` measure them: from weights, on random repeated
    tokens and texts, and on prompts of an in-context task. `turned_heads` measures attention with
    queries turned against keys. `published` has scores of papers, `stored_scores` those of files.
-4. `kinds` tests which heads a score names, and `naming` says why it does not name others.
+4. `kinds` tests which heads have the kind of a score; `kind_reasons` says why others do not.
 5. `head_atlas` is the result: one row a head, one column a score.
 """

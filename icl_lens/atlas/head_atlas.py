@@ -15,13 +15,13 @@ from torch import Tensor
 
 from icl_lens.atlas.definitions import DEFINITIONS, EDITING_SCORES, ScoreDefinition
 from icl_lens.atlas.head_score import HeadScore
+from icl_lens.atlas.kind_reasons import closest_kind, outranked, why_not
 from icl_lens.atlas.kinds import (
     OTHER_HEADS_KINDS,
     PROMPT_KINDS,
     RATE,
     TURNED_KINDS,
 )
-from icl_lens.atlas.naming import closest_kind, outranked, why_unnamed
 from icl_lens.atlas.published import PublishedHeads
 from icl_lens.atlas.stored_scores import GivenScores, given_scores, read_scores
 from icl_lens.errors import InputError, short_repr
@@ -46,7 +46,7 @@ N_FIRST = 3
 """Heads that a table shows of each score."""
 HEADS_A_TABLE = 3
 """Heads whose scores fit side by side in a terminal."""
-Q_VALUE = "q is the share of wrong names to expect if heads with so small a p-value had a name."
+Q_VALUE = "q is the share of mistakes to expect if all heads with so small a p-value had the kind."
 NO_HEADS = "heads must name at least one head, e.g. L1H2; omit it for an atlas of all heads"
 N_PAIRS = 8
 """Pairs of scores that a table shows of those that agree most, and of those that agree least."""
@@ -79,7 +79,7 @@ class HeadAtlas(Result):
     n_edited: int = 0
     """Number of prompts, the first ones, on which heads were edited one by one."""
     rate: float = RATE
-    """The rate of false discoveries at which each kind names heads."""
+    """The rate of false discoveries at which heads have a kind."""
     removals: dict[str, ListRemoval] = field(default_factory=dict)
     """What the answer loses without the first `k` heads by each score, on held-out prompts, beside
     random heads of the same layers; empty without held-out prompts.
@@ -125,12 +125,16 @@ class HeadAtlas(Result):
     def kinds(self) -> dict[str, list[Head]]:
         """The heads of each kind that was tested, those with the largest scores first.
 
-        Of the heads that a kind names, at most the share `rate` is expected to be named wrongly.
+        Of the heads of a kind, at most the share `rate` is expected to have it by mistake.
         """
-        return {score.kind: score.named(self.rate) for score in self if score.p_value is not None}
+        return {
+            score.kind: score.heads_of_kind(self.rate)
+            for score in self
+            if score.p_value is not None
+        }
 
     @cached_property
-    def names(self) -> dict[Head, list[str]]:
+    def kinds_by_head(self) -> dict[Head, list[str]]:
         """The kinds of each head that has any: heads with most kinds first, then those that stand
         higher among the heads of a kind.
         """
@@ -153,7 +157,7 @@ class HeadAtlas(Result):
         """
         first = next(iter(self))
         frame = long_frame(first.mean, ("layer", "head"), value=first.name)
-        kinds_of_head, n_heads = self.names, self.shape[1]
+        kinds_of_head, n_heads = self.kinds_by_head, self.shape[1]
         frame["kinds"] = [
             ", ".join(kinds_of_head.get(Head.from_index(row, n_heads), [])) for row in frame.index
         ]
@@ -310,8 +314,8 @@ class HeadAtlas(Result):
 
     def heads_frame(self) -> pd.DataFrame:
         """Return the scores of `heads`, by default of all: name, score, mean, low, high (95%
-        interval), rank among all heads, selected, kind, p_value, q_value, is_named and reason, why a
-        tested kind does not name the head. One row a head and score.
+        interval), rank among all heads, selected, kind, p_value, q_value, has_kind and reason, why the
+        head does not have a tested kind. One row a head and score.
 
         Example:
             >>> atlas = il.head_atlas(model, n_sequences=2, heads=["L2H0"])
@@ -332,53 +336,55 @@ class HeadAtlas(Result):
             row[column] = float(getattr(score, column)[head])
         row |= {"rank": score.rank(head), "selected": float(score.selected[head])}
         row |= {"kind": score.kind, "p_value": math.nan, "q_value": math.nan}
-        row |= {"is_named": False, "reason": ""}
+        row |= {"has_kind": False, "reason": ""}
         if score.p_value is not None and score.q_value is not None:
             row |= {"p_value": float(score.p_value[head]), "q_value": float(score.q_value[head])}
-            row["is_named"] = head in self.kinds[score.kind]
-            if not row["is_named"]:
-                row["reason"] = why_unnamed(score, head, self.rate)
+            row["has_kind"] = head in self.kinds[score.kind]
+            if not row["has_kind"]:
+                row["reason"] = why_not(score, head, self.rate)
         return row
 
     @property
     def heads_finding(self) -> str:
-        """Which of `heads` are named, and by which kinds; empty if no heads were asked about."""
+        """Which of `heads` have kinds, and which; empty if no heads were asked about."""
         if not self.heads:
             return ""
         if not self.kinds:
             return f"The kinds of {joined(list(map(str, self.heads)))} were not tested."
-        kinds_of_head = self.names
+        kinds_of_head = self.kinds_by_head
         kinds_in_words = {head: joined(kinds) for head, kinds in kinds_of_head.items()}
-        named = [head for head in self.heads if head in kinds_of_head]
-        unnamed = [str(head) for head in self.heads if head not in kinds_of_head]
+        with_kind = [head for head in self.heads if head in kinds_of_head]
+        without_kind = [str(head) for head in self.heads if head not in kinds_of_head]
         if len(self.heads) == 1:
             (head,) = self.heads
-            return (
-                f"{head} has a name: {kinds_in_words[head]}." if named else f"{head} has no name."
-            )
-        if not named:
-            return f"Of these {len(self.heads)} heads, none has a name: {joined(unnamed)}."
-        has = "has a name" if len(named) == 1 else "have names"
-        parts = [f"{head} {kinds_in_words[head]}" for head in named]
-        if unnamed:
-            parts.append(f"{joined(unnamed)} {'has' if len(unnamed) == 1 else 'have'} none")
-        return f"Of these {len(self.heads)} heads, {len(named)} {has}: {'; '.join(parts)}."
+            if not with_kind:
+                return f"{head} has no kind."
+            has = "has a kind" if len(kinds_of_head[head]) == 1 else "has kinds"
+            return f"{head} {has}: {kinds_in_words[head]}."
+        if not with_kind:
+            return f"Of these {len(self.heads)} heads, none has a kind: {joined(without_kind)}."
+        has = "has a kind" if len(with_kind) == 1 else "have a kind"
+        clauses = [f"{head} {kinds_in_words[head]}" for head in with_kind]
+        if without_kind:
+            has_or_have = "has" if len(without_kind) == 1 else "have"
+            clauses.append(f"{joined(without_kind)} {has_or_have} none")
+        return f"Of these {len(self.heads)} heads, {len(with_kind)} {has}: {'; '.join(clauses)}."
 
     def notes_on(self, head: AnyHead) -> list[str]:
-        """Return why a head has no name: of a head without any, the kind that it is closest to, and
-        of each head, the kinds by which a head with a smaller score has a name.
+        """Return why a head has no kind: of a head without any, the kind that it is closest to, and
+        of each head, the kinds that a head with a smaller score has.
 
         Raise InputError for an unknown head.
         """
         head = self._check_head(head)
         notes = []
-        closest = None if head in self.names else closest_kind(self, head)
+        closest = None if head in self.kinds_by_head else closest_kind(self, head)
         if closest is not None:
             value = closest.format(float(closest.mean[head]))
             what = "" if closest.title == closest.kind else f"{closest.title} "
             notes.append(
                 f"{head} is closest to {closest.kind} ({what}{value}, {closest.rank(head)} of "
-                f"{self.n_heads:,}), but has no name: {why_unnamed(closest, head, self.rate)}."
+                f"{self.n_heads:,}), but has no kind: {why_not(closest, head, self.rate)}."
             )
         for score in self:
             sentence = outranked(score, head, self.kinds.get(score.kind, ()))
@@ -388,7 +394,7 @@ class HeadAtlas(Result):
 
     @property
     def finding(self) -> str:
-        """How many heads have a name, and how many each kind has."""
+        """How many heads have a kind, and how many have each kind."""
         of_model = f"of {self.n_heads:,} heads of {self.model}"
         if not self.kinds:
             n_scores = f"{len(self.scores)} score{'s' * (len(self.scores) != 1)}"
@@ -400,8 +406,8 @@ class HeadAtlas(Result):
         if not counts:
             n_kinds = f"{len(self.kinds)} kind{'s' * (len(self.kinds) > 1)}"
             return f"None {of_model} stands out by any of {n_kinds}."
-        has = "has" if len(self.names) == 1 else "have"
-        return f"{len(self.names)} {of_model} {has} a name: {joined(counts)}."
+        has = "has" if len(self.kinds_by_head) == 1 else "have"
+        return f"{len(self.kinds_by_head)} {of_model} {has} a kind: {joined(counts)}."
 
     @property
     def removal_finding(self) -> str:
@@ -461,9 +467,9 @@ class HeadAtlas(Result):
             nulls.append("the average head on the same prompts (scores of the task)")
         if nulls:
             sentences.append(
-                f"A head has a name where its score stands out against {joined(nulls, 'or')}; of "
-                f"the heads that a kind names, at most {percent(self.rate)} are expected to be "
-                "named wrongly."
+                f"A head has a kind where its score stands out against {joined(nulls, 'or')}; of "
+                f"the heads of a kind, at most {percent(self.rate)} are expected to have it by "
+                "mistake."
             )
         for what, reasons in (("Not tested", self.untested), ("Left out", self.left_out)):
             by_reason: dict[str, list[str]] = {}
@@ -477,8 +483,8 @@ class HeadAtlas(Result):
     def to_view(self) -> View:
         """Return what is shown of the atlas: the first heads of each score, and a map of each."""
         sections = self._asked_heads()
-        if self.names:
-            sections.append(self._named_heads())
+        if self.kinds_by_head:
+            sections.append(self._heads_with_kinds())
         sections.append(self._first_heads())
         if self.removals:
             sections.append(self._removals())
@@ -498,7 +504,7 @@ class HeadAtlas(Result):
         """
         if not self.heads:
             return []
-        kinds_of_head, rows = self.names, []
+        kinds_of_head, rows = self.kinds_by_head, []
         score_of_kind = {score.kind: score for score in self if score.kind}
         for head in self.heads:
             names = []
@@ -506,7 +512,7 @@ class HeadAtlas(Result):
                 names.append(self._ranked(score_of_kind[kind], head, kind))
             sentences = self.notes_on(head)
             if names or not sentences:
-                sentences.insert(0, f"{head}: {', '.join(names) or 'no name'}.")
+                sentences.insert(0, f"{head}: {', '.join(names) or 'no kind'}.")
             rows += [(sentence,) for sentence in sentences]
         name = f"head: its kinds, each with the score (and the rank among {self.n_heads:,} heads)"
         has_q_value = any(" q = " in text for (text,) in rows)
@@ -533,27 +539,27 @@ class HeadAtlas(Result):
                 cells.append(self._ranked(score, head) + mark)
             rows.append((score.title, *cells))
         columns = [Column("score", is_number=False), *(Column(str(head)) for head in heads)]
-        title = f"Their scores, with the rank among all {self.n_heads:,} heads (* has the name)"
+        title = f"Their scores, with the rank among all {self.n_heads:,} heads (* has the kind)"
         return Section(title, columns=tuple(columns), rows=tuple(rows))
 
-    def _named_heads(self) -> Section:
-        """Return a table of the heads with names, and their scores by which they have them."""
+    def _heads_with_kinds(self) -> Section:
+        """Return a table of the heads with kinds, and their scores by which they have them."""
         score_of_kind = {score.kind: score for score in self if score.kind}
         rows = []
-        for head, kinds in self.names.items():
+        for head, kinds in self.kinds_by_head.items():
             names = []
             for kind in kinds:
                 score = score_of_kind[kind]
                 names.append(f"{kind} {score.format(float(score.mean[head]))}")
             rows.append((f"{head}: {', '.join(names)}",))
         columns = (Column("head: its kinds, each with the score", is_number=False),)
-        renamed = []
+        tested_by = []
         for kind, score in score_of_kind.items():
             if self.kinds.get(kind) and kind != score.title:
-                renamed.append(f"“{kind}” is named by {score.title}")
-        notes = (f"{'; '.join(renamed)}.",) if renamed else ()
+                tested_by.append(f"“{kind}” is tested by {score.title}")
+        notes = (f"{'; '.join(tested_by)}.",) if tested_by else ()
         return Section(
-            "Heads with a name",
+            "Heads with a kind",
             columns=columns,
             rows=tuple(rows),
             notes=notes,
@@ -649,14 +655,14 @@ class HeadAtlas(Result):
         """Return the heads that were asked about, with their kinds, notes and scores, for JSON."""
         if not self.heads:
             return []
-        frame, names = self.heads_frame(), self.names
+        frame, kinds_by_head = self.heads_frame(), self.kinds_by_head
         records = []
         for head in self.heads:
             scores = pd.DataFrame(frame[frame["name"] == str(head)]).drop(columns="name")
             records.append(
                 {
                     "name": str(head),
-                    "kinds": names.get(head, []),
+                    "kinds": kinds_by_head.get(head, []),
                     "notes": self.notes_on(head),
                     "scores": json_records(scores),
                 }

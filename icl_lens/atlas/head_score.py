@@ -1,4 +1,4 @@
-"""One score of every head, with its definition, intervals, and the heads that it names."""
+"""One score of every head, with its definition, intervals, and the heads that have its kind."""
 
 import math
 from dataclasses import dataclass
@@ -97,14 +97,14 @@ class HeadScore(Displayed):
     atlas; NaN where there are fewer than three.
     """
     kind: str = ""
-    """What heads are called that stand out by this score; empty if it names none."""
+    """What heads are called that stand out by this score; empty if it was not tested."""
     p_value: Float[Tensor, "layer head"] | None = None
     """The p-value of each head against the null of the kind (`icl_lens.atlas.kinds`); None if it
     was not tested.
     """
     elsewhere: AttentionElsewhere | None = None
     """What heads attend to besides, for kinds of attention: a head that attends to it more than to
-    the token of the kind is not named.
+    the token of the kind does not have it.
     """
 
     @classmethod
@@ -141,12 +141,12 @@ class HeadScore(Displayed):
         order = order[: min(k, int((~values.isnan()).sum()))]
         return [Head.from_index(index, self.mean.shape[1]) for index in order.tolist()]
 
-    def named(self, rate: float) -> list[Head]:
+    def heads_of_kind(self, rate: float) -> list[Head]:
         """Return the heads that stand out, largest means first, at a rate of false discoveries."""
         if self.p_value is None:
             return []
-        is_named = discoveries(self.p_value, rate)
-        return [head for head in self.top(self.mean.numel()) if is_named[head]]
+        has_kind = discoveries(self.p_value, rate)
+        return [head for head in self.top(self.mean.numel()) if has_kind[head]]
 
     def rank(self, head: Head) -> int | None:
         """Return the place of a head among all heads, 1 for the largest mean; heads with the same
@@ -157,8 +157,8 @@ class HeadScore(Displayed):
 
     @cached_property
     def q_value(self) -> Float[Tensor, "layer head"] | None:
-        """The smallest rate of false discoveries at which each head is named; None if it was not
-        tested.
+        """The smallest rate of false discoveries at which each head has the kind; None if it was
+        not tested.
         """
         return None if self.p_value is None else q_values(self.p_value)
 

@@ -1,4 +1,4 @@
-"""Kinds of heads: which heads a score names, at a stated rate of false discoveries.
+"""Kinds of heads: which heads stand out by a score, at a stated rate of false discoveries.
 
 1. Each score with a kind has a p-value for each head, from one of three nulls:
 
@@ -6,19 +6,19 @@
      its keys by a random rotation of the head's own dimensions. This keeps how long its vectors
      are, and loses what they match. In a model of random weights, a head and its turned copies have
      the same distribution. The p-value is the share of turned copies of all heads that score at
-     least as high. A head is named by its attention only if the token of the kind is the one that it
+     least as high. A head has a kind of attention only if the token of the kind is the one that it
      attends to most, of all numbers of tokens back (the first token aside);
    - **the other heads and chance**, for copying: the share of tokens that a head promotes most when
      it attends to them must exceed both chance (a binomial test) and what the heads of the model
      have in common, a normal distribution with the median and the median absolute deviation of all
      heads' shares. The p-value is the larger of the two. Most trained heads promote what they attend
-     to a little more than chance, so chance alone would name too many;
+     to a little more than chance, so too many would stand out against chance alone;
    - **the average head**, for scores of prompts: a head's score must exceed the mean size of all
      heads' scores on the same prompts. The p-value is that of a sign-flip test over queries. If all
      heads of a model do the same, none stands out.
 
-2. Benjamini and Hochberg's rule names heads, kind by kind: of the heads that a kind names, at most
-   the share `RATE` is expected to be named wrongly.
+2. Benjamini and Hochberg's rule decides which heads have a kind, kind by kind: of the heads of a
+   kind, at most the share `RATE` is expected to have it by mistake.
 
 Source: Benjamini and Hochberg 1995; a null from the middle of all statistics: Efron 2004;
 docs/howto/atlas.md.
@@ -33,7 +33,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 RATE = 0.05
-"""Rate of false discoveries at which heads are named."""
+"""Rate of false discoveries at which heads have a kind."""
 N_TURNS = 20
 """Turned copies of each head."""
 N_FLIPS = 20_000
@@ -112,8 +112,9 @@ def binomial_tail(
 
 
 def queries_needed(n_heads: int) -> int:
-    """Return the number of queries with which a sign-flip test can name a single head among
-    `n_heads`: the smallest p-value of n queries is 2⁻ⁿ, and one head is named below rate / n_heads.
+    """Return the number of queries with which a sign-flip test can tell a single head among
+    `n_heads`: the smallest p-value of n queries is 2⁻ⁿ, and one head has a kind below rate /
+    n_heads.
 
     Example:
         >>> from icl_lens.atlas.kinds import queries_needed
@@ -141,7 +142,7 @@ def average_head_p_values(
     sums = np.zeros((len(distinct), excess.shape[1]))
     np.add.at(sums, index, excess)
     observed = sums.sum(0)
-    # With a p-value of one in `n_flips`, a single head is still named.
+    # With a p-value of one in `n_flips`, a single head can still have the kind.
     n_flips = max(N_FLIPS, 2 * math.ceil(scores.shape[1] / RATE))
     signs = np.random.default_rng(seed).integers(0, 2, (n_flips, len(distinct))) * 2.0 - 1.0
     smallest_counted = observed - 1e-12 * np.abs(sums).sum(0)

@@ -12,6 +12,7 @@ from icl_lens.cli.head_options import NO_HEADS, head_names
 from icl_lens.cli.option_groups import grouped, reject_options
 from icl_lens.cli.options import FileOptions, ModelOptions, SeedOption, TokenOptions, preview
 from icl_lens.cli.task_options import SplitTask
+from icl_lens.defaults import N_LOCATED
 from icl_lens.errors import InputError
 
 
@@ -42,7 +43,7 @@ class AtlasOptions:
             "-k",
             min=1,
             help="First heads by a score: to list, and to --judge.",
-            show_default="3, and 12",
+            show_default=f"3, and {N_LOCATED}",
         ),
     ] = None
     sequences: Annotated[int, Option(min=1, help="Sequences of random tokens.")] = 40
@@ -62,7 +63,7 @@ class AtlasOptions:
     memory: Annotated[int, Option(min=1, help="Memory for a batch's activations, MiB.")] = 64
 
     def head_names(self) -> list[str] | None:
-        """Return the heads to tell about, None for all; raise InputError if none is named."""
+        """Return the heads to tell about, None for all; raise InputError if there is none."""
         if self.heads is None:
             return None
         names = head_names(self.heads)
@@ -86,16 +87,16 @@ def atlas(
     model: ModelOptions,
     seed: SeedOption = 0,
 ) -> None:
-    """Measure every head by the scores that papers use, and name heads by their kinds.
+    """Measure every head by the scores that papers use, and say which kinds heads have.
 
     Without --task, the scores are those of weights, of random tokens shown twice, and of short
     texts: previous token, induction, copying and others. With a task, they are also what each head
     adds to the answer, what zeroing it or exchanging its query, keys or values costs, its
     function-vector effect, and its attention to labels.
 
-    A head has a name, such as induction, where its score stands out against turned copies of the
+    A head has a kind, such as induction, where its score stands out against turned copies of the
     heads, or against the average head on the same prompts, at a stated rate of false discoveries.
-    With --heads, the answer is about these heads, and says why they have no name.
+    With --heads, the answer is about these heads, and says why they have no kind.
 
     With --judge, the first heads by each score are zeroed together on prompts with other queries,
     beside random heads of the same layers. With --out, an interrupted run resumes where it stopped,

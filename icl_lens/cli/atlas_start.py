@@ -64,7 +64,7 @@ def few_queries_warning(
         more = f"--edited {prompts_with_enough_queries(queries, n_heads)} has enough"
     lack = "no head will" if n_queries < MIN_QUERIES else "a single head cannot"
     return (
-        f"{lack} be named by these kinds: {joined(untested)}. They need {n_needed} prompts "
+        f"{lack} have these kinds: {joined(untested)}. They need {n_needed} prompts "
         f"with different queries, and {which} have {n_queries}; {more}."
     )
 

@@ -27,7 +27,7 @@ def atlas(atlas: HeadAtlas, scores: Sequence[str] | None = None, *, width: float
 
     Each map has a scale of its own, from zero (white) to its largest size, orange below zero and
     blue above; that of an AUROC is white at ½, its chance. The title has the smallest and the
-    largest number. A dot marks a head that the score names (`HeadAtlas.kinds`). `scores` are the
+    largest number. A dot marks a head that has the score's kind (`HeadAtlas.kinds`). `scores` are the
     names of the scores (default: all). Raise InputError for a score that the atlas does not have.
 
     Example:
@@ -68,8 +68,8 @@ def _draw_map(ax: Axes, score: HeadScore, rate: float, *, n_letters: int) -> Non
     unit = f" {score.unit}" if score.unit in ("nats", "logit", "tokens") else ""
     title = fill(score.title, n_letters)
     ax.set_title(plain(f"{title}\n{numbers}{unit}"), loc="left", fontsize=6.5)
-    if named := score.named(rate):
-        layers, heads = zip(*named, strict=True)
+    if heads_of_kind := score.heads_of_kind(rate):
+        layers, heads = zip(*heads_of_kind, strict=True)
         ax.scatter(layers, heads, s=2, color=INK, linewidths=0)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True, nbins=4))

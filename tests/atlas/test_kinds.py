@@ -1,4 +1,4 @@
-"""Heads have names where they stand out: none in models of random weights, the planted ones in others."""
+"""Heads have kinds where they stand out: none in models of random weights, the planted ones in others."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What an atlas says follows from its numbers: which heads have names, and the sentences."""
+"""What an atlas says follows from its numbers: which heads have kinds, and the sentences."""
 
 import math
 from dataclasses import replace
@@ -37,14 +37,14 @@ def made_up(p_values, **fields):
 
 def test_the_finding_counts_heads_and_the_heads_of_each_kind():
     atlas = made_up({"induction": {(1, 1): 1e-4}, "effect": {(1, 1): 1e-4, (0, 2): 1e-4}})
-    assert atlas.finding == "2 of 6 heads of tiny have a name: induction (1) and needed (2)."
-    assert list(atlas.names) == [il.Head(1, 1), il.Head(0, 2)]  # most kinds first
+    assert atlas.finding == "2 of 6 heads of tiny have a kind: induction (1) and needed (2)."
+    assert list(atlas.kinds_by_head) == [il.Head(1, 1), il.Head(0, 2)]  # most kinds first
     assert atlas.kinds["needed"] == [il.Head(1, 1), il.Head(0, 2)]  # largest score first
     atlas = made_up({"induction": {(0, 1): 1e-4, (1, 2): 1e-4}, "effect": {(1, 0): 1e-4}})
     # The first heads of both kinds, and then the second head of one.
-    assert list(atlas.names) == [il.Head(1, 0), il.Head(1, 2), il.Head(0, 1)]
+    assert list(atlas.kinds_by_head) == [il.Head(1, 0), il.Head(1, 2), il.Head(0, 1)]
     atlas = made_up({"induction": {(1, 1): 1e-4}, "effect": {(1, 1): 1e-4}})
-    assert atlas.finding == "1 of 6 heads of tiny has a name: induction (1) and needed (1)."
+    assert atlas.finding == "1 of 6 heads of tiny has a kind: induction (1) and needed (1)."
     assert made_up({"effect": {(1, 1): 0.04}}).finding == (
         "None of 6 heads of tiny stands out by any of 1 kind."
     )
@@ -55,12 +55,12 @@ def test_the_finding_counts_heads_and_the_heads_of_each_kind():
 
 
 def test_a_kind_with_another_name_than_its_score_is_explained():
-    """Induction is named by the score of that name; "needed" by another, if a head has it."""
+    """Induction is tested by the score of that name; "needed" by another, if a head has it."""
     page = made_up({"induction": {(1, 1): 1e-4}, "effect": {(1, 1): 1e-4}}).to_markdown()
-    assert "“needed” is named by effect." in page
-    assert "“induction” is named by" not in page
+    assert "“needed” is tested by effect." in page
+    assert "“induction” is tested by" not in page
     no_needed_head = made_up({"induction": {(1, 1): 1e-4}, "effect": {}})
-    assert "is named by" not in no_needed_head.to_markdown()
+    assert "is tested by" not in no_needed_head.to_markdown()
 
 
 def test_the_summary_names_the_nulls_that_were_used_and_the_kinds_that_were_not_tested():
@@ -72,7 +72,7 @@ def test_the_summary_names_the_nulls_that_were_used_and_the_kinds_that_were_not_
     assert turned not in of_prompts
     assert average in of_prompts
     assert "means over 9 prompts with 8 distinct queries" in of_prompts
-    assert "at most 5.0% are expected to be named wrongly" in of_prompts
+    assert "at most 5.0% are expected to have it by mistake" in of_prompts
     assert "Not tested" not in of_prompts
     assert "over the first 4." in made_up({"effect": {}}, n_prompts=9, n_edited=4).summary()
     for all_edited in ({"n_prompts": 9, "n_edited": 9}, {"n_prompts": 9, "n_edited": 4}):
@@ -154,10 +154,10 @@ def test_heads_have_names_only_by_the_token_that_they_attend_to_most(gpt2, monke
     by_distance[0, 3, n_tokens - 1] = 0.4  # the token after it
     turned = torch.zeros(20, 3, 4, 6).double()
     monkeypatch.setattr(measure, "turned_attention", lambda *arguments: (turned, by_distance))
-    survey._name_by_attention(n_tokens, n_sequences=2)
+    survey._add_kinds_by_attention(n_tokens, n_sequences=2)
     not_named = {}
     for name in names:
-        named = survey.scores[name].named(0.05)
+        named = survey.scores[name].heads_of_kind(0.05)
         not_named[name] = {str(head) for head in ModelView.of(gpt2).heads() if head not in named}
     assert not_named == {
         "previous_token": {"L0H0", "L0H2", "L0H3"},
@@ -166,8 +166,8 @@ def test_heads_have_names_only_by_the_token_that_they_attend_to_most(gpt2, monke
         "first_token": {"L0H0", "L0H1", "L0H2", "L0H3"},
     }
     turned += 0.3  # as high as the heads
-    survey._name_by_attention(n_tokens, n_sequences=2)
-    assert not any(survey.scores[name].named(0.05) for name in names)
+    survey._add_kinds_by_attention(n_tokens, n_sequences=2)
+    assert not any(survey.scores[name].heads_of_kind(0.05) for name in names)
 
 
 def test_heads_copy_if_they_promote_what_they_attend_to_more_than_the_other_heads_do(
@@ -182,7 +182,7 @@ def test_heads_copy_if_they_promote_what_they_attend_to_more_than_the_other_head
     survey._weights()
     promotes = survey.scores["promotes_attended"]
     assert promotes.kind == "copying"
-    assert promotes.named(0.05) == [
+    assert promotes.heads_of_kind(0.05) == [
         il.Head(2, 3)
     ]  # all are far above chance, one half of a percent
     assert survey.scores["copying"].p_value is None
@@ -232,7 +232,7 @@ def test_few_queries_name_several_heads_that_stand_out_at_once_but_no_single_one
     values = 0.1 * np.random.default_rng(0).normal(size=(8, 12))
     values[:, :n_outstanding] += 3
     survey.add("effect", values.reshape(8, 3, 4), list("abcdefgh"))
-    n_named = len(survey.scores["effect"].named(0.01))
+    n_named = len(survey.scores["effect"].heads_of_kind(0.01))
     assert n_named == (6 if n_outstanding == 6 else 0)
     reason = "they need 11 prompts with distinct queries, and got 8"
     assert survey.untested == ({} if n_named else {"needed": reason})

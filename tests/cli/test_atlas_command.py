@@ -41,7 +41,7 @@ def test_with_a_task_the_command_says_what_python_says(run, tmp_path, icl_mini):
     files = ["--html", page, "--json", numbers, "--out", out]
     code, printed, errors = run("atlas", *arguments, *files)
     assert code == 0, errors
-    assert "no head will be named by these kinds: writes the answer, needed" in errors
+    assert "no head will have these kinds: writes the answer, needed" in errors
     atlas = il.results.HeadAtlas.load(numbers)
     prompts = il.load_task("sentiment-number", n=4)
     expected = il.head_atlas(icl_mini, prompts, n_sequences=3, n_edited=3)
@@ -81,7 +81,7 @@ def test_the_answer_is_about_the_heads_that_are_asked_about(run, tmp_path):
     assert atlas.heads == (il.Head(2, 0), il.Head(5, 0))
     assert printed.startswith(" ".join(atlas.heads_finding.split()[:6]))
     assert "Kinds of these heads" in printed
-    assert "Heads with a name" not in printed
+    assert "Heads with a kind" not in printed
     (tmp_path / "heads.csv").write_text("name,score\nL2H0,0.5\nL5H0,0.4\n", encoding="utf-8")
     _, of_file, _ = run("atlas", *few, "--heads", tmp_path / "heads.csv")
     assert of_file == printed.replace(f"JSON: {numbers}\n", "")
@@ -150,7 +150,7 @@ def test_too_few_queries_are_said_before_the_run_with_what_gives_enough(monkeypa
     few_edited = few_queries_warning(task, prompts, seed=0, n_edited=5, n_heads=48)
     n_queries = len(set(queries[:5]))
     assert few_edited == (
-        "no head will be named by these kinds: needed, compares, carries labels and function vector. "
+        "no head will have these kinds: needed, compares, carries labels and function vector. "
         "They need 10 prompts with different queries, and the first 5 prompts, on which heads are "
         f"edited, have {n_queries}; --edited {enough} has enough."
     )

@@ -50,11 +50,11 @@ def test_the_page_has_every_number_and_escapes_names(atlas):
             assert drawn["values"] == [None] * 24
         else:
             assert drawn["values"] == pytest.approx(expected, rel=1e-4)
-    heads = {str(6 * head.layer + head.head): kinds for head, kinds in atlas.names.items()}
+    heads = {str(6 * head.layer + head.head): kinds for head, kinds in atlas.kinds_by_head.items()}
     assert data["kinds"] == heads
     assert "<img" not in page
     assert atlas.finding.startswith(
-        "2 of 24 heads of tiny have a name: induction (1) and needed (1)"
+        "2 of 24 heads of tiny have a kind: induction (1) and needed (1)"
     )
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", page)
 
@@ -77,7 +77,7 @@ def removal(lost, low):
     return ListRemoval((il.Head(0, 0),), intact=2.0, difference=difference, unit="nats", **ends)
 
 
-def test_the_page_opens_on_the_named_head_that_is_first_by_the_score_that_costs_most(atlas):
+def test_the_page_opens_on_the_head_with_a_kind_that_is_first_by_the_score_that_costs_most(atlas):
     """Without held-out prompts, that score is the effect; a head that was asked about comes first."""
     (induction,), (needed,) = atlas.kinds["induction"], atlas.kinds["needed"]
     assert induction != needed
@@ -100,7 +100,7 @@ def test_the_page_has_the_sentences_of_every_head(atlas):
     drawn = data(atlas)
     for place in range(24):
         assert drawn["notes"].get(place, []) == atlas.notes_on(il.Head.from_index(place, 6))
-    named = [6 * head.layer + head.head for head in atlas.names]
+    named = [6 * head.layer + head.head for head in atlas.kinds_by_head]
     assert not set(named) & {
         place for place, notes in drawn["notes"].items() if "closest" in notes[0]
     }
@@ -143,7 +143,7 @@ def test_names_of_heads_in_tables_open_their_card(atlas, browser, tmp_path):
     context = opened(browser, viewport={"width": 400, "height": 900}, offline=True)
     page = context.new_page()
     page.goto((tmp_path / "atlas.html").as_uri())
-    (named, *_) = atlas.names
+    (named, *_) = atlas.kinds_by_head
     buttons = page.locator("td button.head", has_text=str(named))
     buttons.first.click()
     assert page.locator(".atlas").get_attribute("data-marked") == str(named)

@@ -82,7 +82,7 @@ def test_the_map_shows_a_score_of_the_atlas_until_another_is_chosen(
     score_list = page.get_by_label("Score of the atlas")
     assert score_list.locator("option").count() == 1 + len(atlas.scores)
     score_list.select_option("label_difference")
-    named = set(map(str, chosen.named(atlas.rate)))
+    named = set(map(str, chosen.heads_of_kind(atlas.rate)))
     assert named
     page.locator("[data-head=L1H1]").click()
     live.settle()
@@ -90,7 +90,7 @@ def test_the_map_shows_a_score_of_the_atlas_until_another_is_chosen(
     for head in ("L4H0", "L0H0"):
         label = page.locator(f"[data-head={head}]").get_attribute("aria-label")
         value = chosen.format(float(chosen.mean[il.Head(head)]))
-        ending = f", named {chosen.kind}" if head in named else ""
+        ending = f", of the kind {chosen.kind}" if head in named else ""
         assert label == f"{head}, {chosen.title} {value} {chosen.unit}{ending}"
         strength = page.locator(f"[data-head={head}]").evaluate(
             "cell => parseFloat(cell.style.getPropertyValue('--v'))"

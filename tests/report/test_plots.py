@@ -372,7 +372,7 @@ def test_lines_between_writers_have_the_sign_and_size_of_their_pairs():
 
 
 def made_atlas():
-    """Return an atlas of 5 layers and 3 heads, of which one is named."""
+    """Return an atlas of 5 layers and 3 heads, of which one has a kind."""
     generator = torch.Generator().manual_seed(0)
     scores = {}
     for name in ("induction", "effect", "similarity"):

@@ -103,7 +103,7 @@
       const texts = [...(notes[marked] ?? [])];
       if (texts.some((text) => text.includes(" q = "))) texts.push(data.q_value);
       const sentences = texts.map((text) => make("p", "note", text));
-      place.replaceChildren(make("h3", "", name(marked)), make("p", "", kindsOfHead.length ? kindsOfHead.join(", ") : "no name"), ...sentences, table);
+      place.replaceChildren(make("h3", "", name(marked)), make("p", "", kindsOfHead.length ? kindsOfHead.join(", ") : "no kind"), ...sentences, table);
     };
 
     const selects = [root.querySelector("select.x"), root.querySelector("select.y")];
@@ -140,7 +140,7 @@
       for (const index of order) {
         if (x.values[index] === null || y.values[index] === null) continue;
         const point = svg("circle", { cx: across(x.values[index]), cy: up(y.values[index]), r: index === marked ? 6 : 4 });
-        if (index in kinds) point.classList.add("named");
+        if (index in kinds) point.classList.add("has-kind");
         if (index === marked) point.classList.add("marked");
         point.append(svg("title", {}, `${name(index)}: ${number(x.values[index])}, ${number(y.values[index])}${index in kinds ? `; ${kinds[index].join(", ")}` : ""}`));
         point.addEventListener("click", () => mark(index));

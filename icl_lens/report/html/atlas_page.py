@@ -25,7 +25,6 @@ def page(atlas: HeadAtlas) -> tuple[str, dict[str, Any]]:
 def data(atlas: HeadAtlas) -> dict[str, Any]:
     """Return the numbers that the page's script draws."""
     n_layers, n_heads = atlas.shape
-    names = atlas.names
     axes = [name for name in FIRST_AXES if name in atlas.scores]
     axes = [*axes, *(name for name in atlas.scores if name not in axes)][:2]
     scores = []
@@ -40,7 +39,9 @@ def data(atlas: HeadAtlas) -> dict[str, Any]:
                 "values": values,
             }
         )
-    kinds = {_index(head, n_heads): kinds_of_head for head, kinds_of_head in names.items()}
+    kinds = {
+        _index(head, n_heads): kinds_of_head for head, kinds_of_head in atlas.kinds_by_head.items()
+    }
     notes = {}
     for place in range(atlas.n_heads):
         if sentences := atlas.notes_on(Head.from_index(place, n_heads)):
@@ -59,7 +60,7 @@ def data(atlas: HeadAtlas) -> dict[str, Any]:
 
 def opening_head(atlas: HeadAtlas) -> Head:
     """Return the head whose card is open at first: the first that was asked about, or the head with
-    a name, if any has, that is first by the score whose first heads cost the answer most. Without
+    a kind, if any has, that is first by the score whose first heads cost the answer most. Without
     held-out prompts, that score is the effect, if the atlas has it.
     """
     if atlas.heads:
@@ -72,9 +73,9 @@ def opening_head(atlas: HeadAtlas) -> Head:
         name = max(losses, key=lambda name: losses[name])
     else:
         name = "effect" if "effect" in atlas.scores else next(iter(atlas.scores))
-    ranked, names = atlas[name].top(atlas.n_heads), atlas.names
-    named = [head for head in ranked if head in names]
-    return next(iter([*named, *names, *ranked]), Head(0, 0))
+    ranked, with_kind = atlas[name].top(atlas.n_heads), atlas.kinds_by_head
+    ranked_with_kind = [head for head in ranked if head in with_kind]
+    return next(iter([*ranked_with_kind, *with_kind, *ranked]), Head(0, 0))
 
 
 def _index(head: Head, n_heads: int) -> int:

@@ -333,12 +333,12 @@ export default {
       const reach = values ? Math.max(...values.map((value) => Math.abs(value ?? 0)), 1e-9) : 1;
       const title = ofAtlas ? ofAtlas.title : MAPS[by];
       const written = (index) => (ofAtlas ? `${ofAtlas.texts[index]} ${ofAtlas.unit}`.trim() : `${signed(values[index], 3)} nats`);
-      const outlined = ofAtlas && ofAtlas.kind ? `named ${ofAtlas.kind}` : `one of the ${top.size} highest`;
+      const outlined = ofAtlas && ofAtlas.kind ? `of the kind ${ofAtlas.kind}` : `one of the ${top.size} highest`;
       const missing = found && found.left_out ? found.left_out
         : by === "contrast" && panel("heads") && !found[by] ? "There is no other label to compare the answer with." : "";
       meaning.textContent = ofAtlas ? `${ofAtlas.meaning} From the atlas, not from this prompt. ` +
         `Blue is above zero, full color ${Number(reach.toPrecision(3))}${ofAtlas.unit ? ` ${ofAtlas.unit}` : ""}; outlined: ` +
-        (ofAtlas.kind ? `the ${top.size} that the atlas names “${ofAtlas.kind}”.` : `the ${top.size} highest.`) : missing || MEANING[by] + (by === "exchange" && values ? ` Other query: ${found.other_query}.` : "") +
+        (ofAtlas.kind ? `the ${top.size} of the kind “${ofAtlas.kind}”.` : `the ${top.size} highest.`) : missing || MEANING[by] + (by === "exchange" && values ? ` Other query: ${found.other_query}.` : "") +
         (values ? ` Blue is above zero, full color ${reach.toFixed(2)} nats; outlined: the ${top.size} highest.` : "");
       buttons.forEach((button, index) => {
         const value = values ? values[index] : null;

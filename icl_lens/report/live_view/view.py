@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from icl_lens.report.live_view.widget import LiveView
 
 N_OUTLINED = 4
-"""First heads of a score that names none."""
+"""First heads of a score whose kind no head has."""
 
 
 def live(
@@ -87,25 +87,25 @@ def scores_of_atlas(view: ModelView, atlas: object) -> list[dict[str, Any]]:
             f"{view.n_heads} heads, got one of {atlas.model} with {atlas.shape[0]} of "
             f"{atlas.shape[1]}; pass il.head_atlas(model)"
         )
-    shown: list[dict[str, Any]] = []
+    score_panels: list[dict[str, Any]] = []
     for score in atlas.scores.values():
         values: list[float | None] = []
         texts: list[str] = []
         for value in score.mean.flatten().tolist():
             values.append(None if math.isnan(value) else value)
             texts.append(score.format(value))
-        named = [str(head) for head in score.named(atlas.rate)]
-        outlined = named or [str(head) for head in score.top(N_OUTLINED)]
-        shown.append(
+        of_kind = [str(head) for head in score.heads_of_kind(atlas.rate)]
+        outlined = of_kind or [str(head) for head in score.top(N_OUTLINED)]
+        score_panels.append(
             {
                 "name": score.name,
                 "title": score.title,
                 "meaning": f"{score.definition} {score.samples[0].upper()}{score.samples[1:]}.",
                 "unit": "" if score.unit == "score" else score.unit,
-                "kind": score.kind if named else "",
+                "kind": score.kind if of_kind else "",
                 "values": values,
                 "texts": texts,
                 "outlined": outlined,
             }
         )
-    return shown
+    return score_panels

@@ -1,8 +1,9 @@
-"""Why a head has the name of a kind, or has not: sentences that follow from a score's numbers.
+"""Why a head has a kind or does not have it: sentences that follow from a score's numbers.
 
-1. `why_unnamed` says which rule or test of a kind a head missed.
+1. `why_not` says which rule or test of a kind a head missed.
 2. `closest_kind` is the kind that a head misses by least: the one with the smallest q-value.
-3. `outranked` says why a head is not named though its score is larger than that of a named head.
+3. `outranked` says why a head does not have a kind though its score is larger than that of a head
+   that has it.
 
 Source: the tests are those of `icl_lens.atlas.kinds`.
 """
@@ -18,8 +19,8 @@ LARGEST_CHANCE = 0.5
 """P-value of a head that is as far below the null as above it: a larger one is below."""
 
 
-def why_unnamed(score: HeadScore, head: Head, rate: float) -> str:
-    """Return why a head is not named by a tested score, as the end of "is not named: …"."""
+def why_not(score: HeadScore, head: Head, rate: float) -> str:
+    """Return why a head does not have a tested kind, as the end of "has no kind: …"."""
     assert score.p_value is not None
     assert score.q_value is not None
     if _attends_elsewhere(score, head):
@@ -27,11 +28,11 @@ def why_unnamed(score: HeadScore, head: Head, rate: float) -> str:
     p_value, q_value = float(score.p_value[head]), float(score.q_value[head])
     if score.over == "prompts" and p_value > LARGEST_CHANCE:
         return f"it is not above the average head (p = {chance(p_value)})"
-    return f"q = {chance(q_value)}, and a name needs {chance(rate)} or less (p = {chance(p_value)})"
+    return f"q = {chance(q_value)}, and a kind needs {chance(rate)} or less (p = {chance(p_value)})"
 
 
 def closest_kind(scores: Iterable[HeadScore], head: Head) -> HeadScore | None:
-    """Return the tested score by which a head is closest to a name: that with the smallest q-value,
+    """Return the tested score whose kind a head misses by least: that with the smallest q-value,
     and of equal ones that by which it ranks highest. None if no score was tested.
     """
     closest, smallest = None, (math.inf, math.inf)
@@ -45,23 +46,24 @@ def closest_kind(scores: Iterable[HeadScore], head: Head) -> HeadScore | None:
     return closest
 
 
-def outranked(score: HeadScore, head: Head, named: Sequence[Head]) -> str:
-    """Return why a head has no name though its score is larger than that of a head with the name;
-    empty if no named head has a smaller score, or if the head is named. `named` are the heads that
-    the score names, largest first.
+def outranked(score: HeadScore, head: Head, heads_of_kind: Sequence[Head]) -> str:
+    """Return why a head does not have a kind though its score is larger than that of a head that has
+    it; empty if no head of the kind has a smaller score, or if the head has the kind.
+    `heads_of_kind` are the heads that have it, largest score first.
     """
-    if not named or head in named:
+    if not heads_of_kind or head in heads_of_kind:
         return ""
-    lowest = named[-1]
+    lowest = heads_of_kind[-1]
     if not bool(score.mean[head] > score.mean[lowest]):
         return ""
     values = [float(score.mean[each_head]) for each_head in (head, lowest)]
     texts = [score.format(value) for value in values]
     if texts[0] == texts[1]:
         texts = [f"{value:.4g}".replace("-", "−") for value in values]
+    value = texts[0] if score.title == score.kind else f"{score.title} of {texts[0]}"
     larger = (
-        f"{head} is not named by {score.title}, although its {texts[0]} is larger than the {texts[1]} "
-        f"of {lowest}, which is"
+        f"{head} does not have the kind {score.kind}, although its {value} is larger than the "
+        f"{texts[1]} of {lowest}, which has it"
     )
     if (
         score.name in TURNED_KINDS
@@ -83,7 +85,7 @@ def chance(value: float) -> str:
     """Return a p-value, a q-value or a rate as text, with two significant digits.
 
     Example:
-        >>> from icl_lens.atlas.naming import chance
+        >>> from icl_lens.atlas.kind_reasons import chance
         >>> chance(0.05), chance(0.00004), chance(1.0)
         ('0.05', '0.00004', '1')
     """

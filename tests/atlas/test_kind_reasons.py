@@ -1,6 +1,6 @@
-"""Why heads have a name or none: sentences about chosen heads follow from made-up numbers, both ways."""
+"""Why heads have a kind or none: sentences about chosen heads follow from made-up numbers, both ways."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def ends(*values):
     return torch.tensor(values).double().reshape(SHAPE)
 
 
-def test_q_values_are_those_of_scipy_and_agree_with_the_heads_that_are_named():
+def test_q_values_are_those_of_scipy_and_agree_with_the_heads_that_are_discovered():
     generator = np.random.default_rng(0)
     for _ in range(20):
         p_values = torch.from_numpy(generator.random((4, 5)) ** 3)
@@ -45,23 +45,24 @@ def test_q_values_are_those_of_scipy_and_agree_with_the_heads_that_are_named():
         assert torch.equal(q <= 0.1, discoveries(p_values, 0.1))
 
 
-def test_the_finding_about_chosen_heads_counts_those_that_are_named():
+def test_the_finding_about_chosen_heads_counts_those_that_have_a_kind():
     induction = score("induction", [0.9, 0.8, 0.1, 0, 0, 0], [SMALL, SMALL, 1, 1, 1, 1])
     needed = score("effect", [0.9, 0, 0, 0, 0, 0], [SMALL, 1, 1, 1, 1, 1])
     atlas = atlas_of(induction, needed)
     assert atlas.heads_finding == ""
     assert "heads_finding" in atlas.to_dict()
     assert atlas.for_heads(["L0H0", "L1H2", "L0H1"]).heads_finding == (
-        "Of these 3 heads, 2 have names: L0H0 induction and needed; L0H1 induction; L1H2 has none."
+        "Of these 3 heads, 2 have a kind: L0H0 induction and needed; L0H1 induction; L1H2 has none."
     )
     assert atlas.for_heads(["L1H2", "L0H1", "L1H1"]).heads_finding == (
-        "Of these 3 heads, 1 has a name: L0H1 induction; L1H2 and L1H1 have none."
+        "Of these 3 heads, 1 has a kind: L0H1 induction; L1H2 and L1H1 have none."
     )
     assert atlas.for_heads(["L1H2", "L1H1"]).heads_finding == (
-        "Of these 2 heads, none has a name: L1H2 and L1H1."
+        "Of these 2 heads, none has a kind: L1H2 and L1H1."
     )
-    assert atlas.for_heads(["L0H0"]).heads_finding == "L0H0 has a name: induction and needed."
-    assert atlas.for_heads(["L1H0"]).heads_finding == "L1H0 has no name."
+    assert atlas.for_heads(["L0H0"]).heads_finding == "L0H0 has kinds: induction and needed."
+    assert atlas.for_heads(["L0H1"]).heads_finding == "L0H1 has a kind: induction."
+    assert atlas.for_heads(["L1H0"]).heads_finding == "L1H0 has no kind."
     untested = atlas_of(replace(induction, kind="", p_value=None)).for_heads(["L0H0"])
     assert untested.heads_finding == "The kinds of L0H0 were not tested."
     for heads, message in (([], "at least one head"), (["L2H0"], "head must be in layers 0–1")):
@@ -80,29 +81,29 @@ def test_a_head_has_its_rank_among_all_heads():
     assert frame["rank"].tolist() == [2, 3]
 
 
-def test_an_unnamed_head_is_closest_to_the_kind_with_the_smallest_q_value():
+def test_a_head_without_a_kind_is_closest_to_the_kind_with_the_smallest_q_value():
     induction = score("induction", [0.2, 0.8, 0.1, 0, 0, 0], [0.02, 0.9, 1, 1, 1, 1])
     needed = score("effect", [0.4, 0.3, 0, 0, 0, 0], [0.3, 0.011, 1, 1, 1, 1])
     atlas = atlas_of(induction, needed)
     assert atlas.notes_on("L0H0") == [
-        "L0H0 is closest to induction (0.20, 2 of 6), but has no name: q = 0.12, and a name needs "
+        "L0H0 is closest to induction (0.20, 2 of 6), but has no kind: q = 0.12, and a kind needs "
         "0.05 or less (p = 0.02)."
     ]
     assert atlas.notes_on("L0H1") == [
-        f"L0H1 is closest to needed ({needed.title} +0.30, 2 of 6), but has no name: q = 0.066, and a "
-        "name needs 0.05 or less (p = 0.011)."
+        f"L0H1 is closest to needed ({needed.title} +0.30, 2 of 6), but has no kind: q = 0.066, and a "
+        "kind needs 0.05 or less (p = 0.011)."
     ]
-    named = atlas_of(induction, replace(needed, p_value=ends(0.3, SMALL, 1, 1, 1, 1)))
-    assert named.notes_on("L0H1") == []
+    with_kind = atlas_of(induction, replace(needed, p_value=ends(0.3, SMALL, 1, 1, 1, 1)))
+    assert with_kind.notes_on("L0H1") == []
     below = atlas_of(score("effect", [-0.4, 0.3, 0, 0, 0, 0], [0.9, SMALL, 0.99, 1, 1, 1]))
     assert below.notes_on("L0H0") == [
-        f"L0H0 is closest to needed ({needed.title} −0.40, 6 of 6), but has no name: it is not above "
+        f"L0H0 is closest to needed ({needed.title} −0.40, 6 of 6), but has no kind: it is not above "
         "the average head (p = 0.9)."
     ]
 
 
-def test_a_larger_score_without_the_name_is_explained_by_what_the_head_attends_to():
-    """The head attends more to the token before; with less attention to it, it has the name."""
+def test_a_larger_score_without_the_kind_is_explained_by_what_the_head_attends_to():
+    """The head attends more to the token before; with less attention to it, it has the kind."""
     names = [SMALL] * 2 + [1] * 4
     barred = score("induction", [0.2, 0.1, 0.26, 0, 0, 0], names)
     back = torch.tensor([[5, 5, 1], [8, 9, 0]])
@@ -110,10 +111,10 @@ def test_a_larger_score_without_the_name_is_explained_by_what_the_head_attends_t
     barred = replace(barred, elsewhere=elsewhere)
     atlas = atlas_of(barred, score("effect", [0] * 6, [SMALL] * 6))
     assert atlas.notes_on("L0H2") == [
-        "L0H2 is not named by induction, although its 0.26 is larger than the 0.10 of L0H1, which is: "
-        "it attends more to the token before (0.40)."
+        "L0H2 does not have the kind induction, although its 0.26 is larger than the 0.10 of L0H1, "
+        "which has it: it attends more to the token before (0.40)."
     ]
-    assert atlas.notes_on("L1H0") == []  # its score is smaller than those of named heads
+    assert atlas.notes_on("L1H0") == []  # its score is smaller than those of heads of the kind
     words = [elsewhere.token(il.Head(*divmod(place, 3))) for place in range(1, 6)]
     assert words == [
         "the token 5 back",
@@ -130,14 +131,14 @@ def test_a_larger_score_without_the_name_is_explained_by_what_the_head_attends_t
     close = replace(barred, mean=ends(0.262, 0.5, 0.263, 0, 0, 0))
     (note,) = atlas_of(close, score("effect", [0] * 6, [SMALL] * 6)).notes_on("L0H2")
     assert "its 0.263 is larger than the 0.262 of L0H0" in note
-    has_name = replace(barred, p_value=ends(SMALL, SMALL, SMALL, 1, 1, 1))
-    has_name = replace(has_name, elsewhere=replace(elsewhere, share=ends(*[0.05] * 6)))
-    assert atlas_of(has_name).notes_on("L0H2") == []
+    has_kind = replace(barred, p_value=ends(SMALL, SMALL, SMALL, 1, 1, 1))
+    has_kind = replace(has_kind, elsewhere=replace(elsewhere, share=ends(*[0.05] * 6)))
+    assert atlas_of(has_kind).notes_on("L0H2") == []
     of_an_earlier_version = replace(barred, elsewhere=None)
     (note,) = atlas_of(of_an_earlier_version, score("effect", [0] * 6, [SMALL] * 6)).notes_on(
         "L0H2"
     )
-    assert note.endswith("which is: it attends more to another token.")
+    assert note.endswith("which has it: it attends more to another token.")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_a_larger_score_without_the_name_is_explained_by_what_the_head_attends_t
         (0.39, 0.41, "the test is less sure of it (p = 0.04 against 0.0001)."),
     ],
 )
-def test_a_larger_score_without_the_name_is_explained_by_its_queries(low, high, expected):
+def test_a_larger_score_without_the_kind_is_explained_by_its_queries(low, high, expected):
     effect = score(
         "effect",
         [0.4, 0.2, 0, 0, 0, 0],
@@ -163,12 +164,13 @@ def test_a_larger_score_without_the_name_is_explained_by_its_queries(low, high, 
     atlas = atlas_of(effect, score("induction", [0] * 6, [SMALL] * 6))
     (note,) = atlas.notes_on("L0H0")
     start = (
-        f"L0H0 is not named by {effect.title}, although its +0.40 is larger than the +0.20 of L0H1"
+        "L0H0 does not have the kind needed, although its effect of +0.40 is larger than the +0.20 of "
+        "L0H1"
     )
-    assert note == f"{start}, which is: {expected}"
+    assert note == f"{start}, which has it: {expected}"
 
 
-def test_heads_that_vary_over_queries_lose_their_name_to_smaller_ones_that_do_not(gpt2):
+def test_heads_that_vary_over_queries_lose_their_kind_to_smaller_ones_that_do_not(gpt2):
     """The same explanation from a measured test: made-up values of 12 queries, not p-values."""
     survey = Survey(ModelView.of(gpt2), 4, 0)
     shape = (12, survey.view.n_layers, survey.view.n_heads)
@@ -181,7 +183,7 @@ def test_heads_that_vary_over_queries_lose_their_name_to_smaller_ones_that_do_no
     atlas = HeadAtlas("gpt2", survey.scores, {}, k=4)
     assert atlas.kinds["needed"] == [il.Head(0, 0)]
     notes = atlas.notes_on("L0H1")
-    assert any("although its +2.00 is larger than the +1.00 of L0H0" in note for note in notes)
+    assert any("of +2.00 is larger than the +1.00 of L0H0" in note for note in notes)
     assert any("it varies more over queries, for its size" in note for note in notes)
     values[:, 0, 1] = 2.0
     p_value = average_head_p_values(values, queries, 0)
@@ -207,12 +209,12 @@ def test_an_atlas_of_chosen_heads_has_the_numbers_of_all_heads(gpt2, measured):
         head = il.Head(row.name)
         assert row.mean == float(of_score.mean[head])
         assert row.rank == 1 + int((of_score.mean > of_score.mean[head]).sum())
-        assert row.is_named == (head in of_score.named(of_all.rate))
-        assert bool(row.reason) == (bool(row.kind) and not row.is_named)
+        assert row.has_kind == (head in of_score.heads_of_kind(of_all.rate))
+        assert bool(row.reason) == (bool(row.kind) and not row.has_kind)
     assert len(of_all.heads_frame()) == 12 * len(of_all.scores)
 
 
-def test_a_stored_atlas_has_the_chosen_heads_and_why_they_have_no_name(measured, tmp_path):
+def test_a_stored_atlas_has_the_chosen_heads_and_why_they_have_no_kind(measured, tmp_path):
     measured.save(tmp_path / "atlas.json")
     loaded = il.results.HeadAtlas.load(tmp_path / "atlas.json")
     assert loaded.heads_frame().equals(measured.heads_frame())
@@ -221,6 +223,19 @@ def test_a_stored_atlas_has_the_chosen_heads_and_why_they_have_no_name(measured,
     assert stored is not None
     assert torch.equal(stored.share, elsewhere.share)
     assert stored.n_tokens == elsewhere.n_tokens
+
+
+def test_files_have_the_fields_that_they_had_when_kinds_were_called_names():
+    """So that atlases that were saved then load, as version 1."""
+    assert [field.name for field in fields(HeadAtlas)] == [
+        *("model", "scores", "left_out", "k", "untested", "n_prompts", "n_queries", "n_edited"),
+        *("rate", "removals", "n_held_out", "n_shared_queries", "heads", "n_listed", "edits"),
+    ]
+    assert [field.name for field in fields(HeadScore)] == [
+        *("name", "title", "definition", "source", "unit", "over", "n", "cost"),
+        *("mean", "low", "high", "selected", "kind", "p_value", "elsewhere"),
+    ]
+    assert HeadAtlas.version == 1
 
 
 def test_what_is_printed_begins_with_the_chosen_heads(measured):
@@ -233,16 +248,16 @@ def test_what_is_printed_begins_with_the_chosen_heads(measured):
         cells += [value, f"({measured['induction'].rank(head)})"]
     assert [cell.rstrip("*") for cell in lines[0][1:]] == cells
     assert "Kinds of these heads" in text
-    assert "Heads with a name" not in text  # only the page lists the others
-    assert "Heads with a name" in str(replace(measured, heads=())) or not measured.names
-    assert text.count("(* has the name)") == 1
+    assert "Heads with a kind" not in text  # only the page lists the others
+    assert "Heads with a kind" in str(replace(measured, heads=())) or not measured.kinds_by_head
+    assert text.count("(* has the kind)") == 1
     (record, _) = measured.to_dict()["heads"]
     assert record["name"] == "L2H1"
     assert {row["score"] for row in record["scores"]} == set(measured.scores)
 
 
 def test_attention_elsewhere_is_the_largest_to_another_number_of_tokens_back(gpt2, measured):
-    """A head that attends more to another token has no name, whatever its score."""
+    """A head that attends more to another token has no kind, whatever its score."""
     for name in ("previous_token", "duplicate_token", "induction", "first_token"):
         of_score = measured[name]
         barred = of_score.mean <= of_score.elsewhere.share
