@@ -14,6 +14,7 @@ from .measures.controlled_ablation_result import ControlledAblation as Controlle
 from .measures.demonstration_effects import DemonstrationEffects as DemonstrationEffects
 from .measures.effects import HeadEffects as HeadEffects
 from .measures.generation import Generations as Generations
+from .measures.head_overlap import HeadOverlap as HeadOverlap
 from .measures.head_to_head_effects import HeadToHeadEffects as HeadToHeadEffects
 from .measures.locate_result import LocatedHeads as LocatedHeads
 from .measures.mean_score_parts import MeanScoreParts as MeanScoreParts

@@ -16,16 +16,26 @@ from math import comb
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 
 from icl_lens.errors import InputError
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
+from icl_lens.result.base import Result
+from icl_lens.result.number_format import joined
+from icl_lens.result.view import View, table_view
 
 
-@dataclass(frozen=True)
-class HeadOverlap:
-    """The heads that two lists share, beside random lists with as many heads in each layer."""
+@dataclass(frozen=True, repr=False)
+class HeadOverlap(Result):
+    """The heads that two lists share, beside random lists with as many heads in each layer.
+
+    Example:
+        >>> overlap = il.head_overlap(model, ["L1H0", "L5H2"], ["L5H2", "L5H3"])
+        >>> overlap.to_frame().columns.tolist()
+        ['common', 'expected', 'low', 'high', 'p_value', 'n_first', 'n_second', 'n_heads', 'heads']
+    """
 
     common: tuple[Head, ...]
     """The heads in both lists, in the order of the first."""
@@ -42,15 +52,47 @@ class HeadOverlap:
     p_value: float
     """The probability that random lists share at least as many heads; one-sided."""
 
-    def __str__(self) -> str:
-        lower, upper = self.interval
-        names = f" ({', '.join(map(str, self.common))})" if self.common else ""
-        return (
-            f"{len(self.common)} heads are in both lists{names}, of {self.n_first} and "
-            f"{self.n_second} among {self.n_heads}; random lists with as many heads in each layer "
-            f"share {self.expected:.2f} on average, {lower} to {upper} in 95 % of draws, and at "
-            f"least {len(self.common)} with probability {self.p_value:.2g}"
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row: common (number of heads in both lists), expected, low, high (`interval`),
+        p_value, n_first, n_second, n_heads and heads (those in both lists).
+        """
+        low, high = self.interval
+        row = {
+            "common": len(self.common),
+            "expected": self.expected,
+            "low": low,
+            "high": high,
+            "p_value": self.p_value,
+            "n_first": self.n_first,
+            "n_second": self.n_second,
+            "n_heads": self.n_heads,
+            "heads": " ".join(map(str, self.common)),
+        }
+        return pd.DataFrame([row])
+
+    @property
+    def finding(self) -> str:
+        """How many heads are in both lists, and which."""
+        n_common = len(self.common)
+        heads_are = "1 head is" if n_common == 1 else f"{n_common} heads are"
+        names = f": {joined(list(map(str, self.common)))}" if self.common else ""
+        return f"{heads_are} in both lists{names}."
+
+    def to_view(self) -> View:
+        """Return what is shown: the heads in both lists, and how many random lists share."""
+        low, high = self.interval
+        n_common = len(self.common)
+        columns: dict[str, list[Any]] = {
+            "in both lists": [n_common],
+            "in random lists": [f"{self.expected:.2f}"],
+            "95% of draws": [f"{low} … {high}"],
+            f"{n_common} or more (p)": [f"{self.p_value:.2g}"],
+        }
+        title = (
+            f"Two lists of heads: {self.n_first} and {self.n_second} of {self.n_heads:,}, beside "
+            "random lists with as many heads in each layer"
         )
+        return table_view(title, columns, 1, finding=self.finding)
 
 
 def head_overlap(model: Any, first: Sequence[AnyHead], second: Sequence[AnyHead]) -> HeadOverlap:
@@ -63,7 +105,7 @@ def head_overlap(model: Any, first: Sequence[AnyHead], second: Sequence[AnyHead]
     Raise InputError for an empty list and a head that the model does not have.
 
     Example:
-        >>> overlap = il.head_overlap(il.load_model("icl-mini"), ["L1H0", "L5H2"], ["L5H2", "L5H3"])
+        >>> overlap = il.head_overlap(model, ["L1H0", "L5H2"], ["L5H2", "L5H3"])
         >>> overlap.common, round(overlap.expected, 2)
         ((L5H2,), 0.33)
     """

@@ -58,7 +58,22 @@ def test_lists_without_a_common_layer_share_nothing(gpt2):
         (0, 0),
         1,
     )
-    assert str(overlap).startswith("0 heads are in both lists, of 1 and 1 among")
+    assert overlap.finding == "0 heads are in both lists."
+
+
+def test_what_is_printed_has_the_numbers_and_a_file_keeps_them(gpt2, tmp_path):
+    overlap = il.head_overlap(gpt2, FIRST, ["L0H1", "L1H3", "L1H0"])
+    assert overlap.finding == "2 heads are in both lists: L0H1 and L1H3."
+    assert il.head_overlap(gpt2, FIRST, ["L0H1"]).finding == "1 head is in both lists: L0H1."
+    low, high = overlap.interval
+    printed = str(overlap)
+    assert printed.startswith(overlap.finding)
+    for text in (f"{overlap.expected:.2f}", f"{low} … {high}", f"{overlap.p_value:.2g}"):
+        assert text in printed
+    (row,) = overlap.to_frame().itertuples(index=False)
+    assert (row.common, row.low, row.high, row.heads) == (2, low, high, "L0H1 L1H3")
+    overlap.save(tmp_path / "overlap.json")
+    assert il.results.load(tmp_path / "overlap.json") == overlap
 
 
 @pytest.mark.parametrize(

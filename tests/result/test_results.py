@@ -68,6 +68,7 @@ MAKE = {
     "VectorGains": lambda m: il.vector_gains(
         m.model, il.task_vectors(m.model, m.batch), m.batch, replace=True
     ),
+    "HeadOverlap": lambda m: il.head_overlap(m.model, ["L5H0", "L1H2"], ["L5H0", "L5H1"]),
     "HeadToHeadEffects": lambda m: il.head_to_head_effects(m.model, m.batch, ["L5H0"], part="k"),
     "SaliencyFlow": lambda m: il.saliency_flow(m.model, m.batch[:2]),
     "ControlledAblation": lambda m: il.ablate_with_controls(m.model, m.batch, ["L5H0"], n_random=2),
@@ -108,6 +109,7 @@ FIRST = {
     "Generations": ["prompt", "no edits", "L5H0 zeroed"],
     "VectorGains": ["layer", "gain", "low", "high"],
     "Agreement": ["spearman", "k", "overlap", "expected_overlap"],
+    "HeadOverlap": ["common", "expected", "low", "high", "p_value"],
     "HeadToHeadEffects": ["reader", "part", "writer", "log_odds", "log_prob"],
     "SaliencyFlow": ["prompt", "layer", "text_to_label", "label_to_last"],
     "ControlledAblation": ["accuracy", "log_odds", "auroc", "over_vocabulary"],
@@ -131,6 +133,7 @@ HEADLINE = {
     "ScoreParts": lambda saved: f"{saved.query_side.flatten(0, 1).mean(0).abs().max():.3f}",
     "ScoreContrast": lambda saved: f"{saved.value.mean():+.3f}",
     "ValueParts": lambda saved: f"{saved.parts.sum(1).mean(0).abs().max():.3f}",
+    "HeadOverlap": lambda saved: saved.finding,
     "HeadEffects": lambda saved: f"{saved.log_odds.mean(0).max():+.3f}",
     "DemonstrationEffects": lambda saved: f"{saved.whole_log_odds.mean(0)[0]:+.3f}",
     "Generations": lambda saved: saved.texts[0][0],
