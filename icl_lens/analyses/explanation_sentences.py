@@ -215,12 +215,12 @@ def scores_note(reports: ExplanationReports) -> str:
     increase = f"log p({reports.target})"
     notes = []
     if reports.scores.compared_with:
-        others = "log Σ p(other labels)"
+        alternatives = "log Σ p(other labels)"
         if len(reports.scores.compared_with) == 1:
-            others = f"log p({reports.scores.compared_with[0]})"
+            alternatives = f"log p({reports.scores.compared_with[0]})"
         elif reports.is_plain_text:
-            others = "log Σ p(those tokens)"
-        notes.append(f"{contrast_name(reports)}: what the head adds to {increase} − {others}")
+            alternatives = "log Σ p(those tokens)"
+        notes.append(f"{contrast_name(reports)}: what the head adds to {increase} − {alternatives}")
     notes.append(f"increase: what it adds to {increase}")
     if reports.all_heads.effect:
         lost = f"the log-odds of {reports.target}" if reports.scores.compared_with else increase

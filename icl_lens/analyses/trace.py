@@ -360,9 +360,12 @@ def _donor_batches(
     control_prompts = exchanged["same class"]
     if donors != "query":
         control_prompts = same_class_texts(batch.prompts)
-    like = tokenizer_like(model, batch)
+    tokenize_as_batch = tokenizer_like(model, batch)
     rows = range(len(batch))
-    sources = {"donor": like(exchanged[donors], rows), "control": like(control_prompts, rows)}
+    sources = {
+        "donor": tokenize_as_batch(exchanged[donors], rows),
+        "control": tokenize_as_batch(control_prompts, rows),
+    }
     return Counterparts(donors, sources)
 
 

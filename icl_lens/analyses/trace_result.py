@@ -64,12 +64,12 @@ class EstimateError:
     @classmethod
     def from_frame(cls, losses: pd.DataFrame, n_prompts: int) -> "EstimateError":
         """Return the error of a table with site, role, layer, estimated and exact."""
-        both = losses[["estimated", "exact"]].to_numpy(float)
-        (changing,) = (both != 0).any(1).nonzero()
+        losses_of_places = losses[["estimated", "exact"]].to_numpy(float)
+        (changing,) = (losses_of_places != 0).any(1).nonzero()
         correlation = float("nan")
-        if len(changing) > 1 and both[changing].std(0).min() > 0:
-            correlation = float(np.corrcoef(both[changing].T)[0, 1])
-        largest = int(np.abs(both[:, 0] - both[:, 1]).argmax())
+        if len(changing) > 1 and losses_of_places[changing].std(0).min() > 0:
+            correlation = float(np.corrcoef(losses_of_places[changing].T)[0, 1])
+        largest = int(np.abs(losses_of_places[:, 0] - losses_of_places[:, 1]).argmax())
         (place,) = losses.iloc[[largest]].to_dict("records")
         return cls(
             n_prompts,

@@ -1,8 +1,8 @@
 """Compute what an FFN writes at some positions when earlier components are removed from what it reads.
 
-1. The FFN's input x is the residual stream after attention or, in parallel blocks, before the
+1. The FFN's input x is the residual stream after attention or, in parallel layers, before the
    layer. It is the sum of what *writers* (embeddings, earlier heads and FFNs, and the layer's own
-   heads unless blocks are parallel) and biases wrote.
+   heads unless layers are parallel) and biases wrote.
 2. To remove writer w, the FFN, its norm included, is run on x − u_w. u_w is what w wrote at that
    position. If w is replaced by its mean instead of zero, it is run on x − (u_w − mean u_w).
 

@@ -51,7 +51,7 @@ from icl_lens.models.passes.memory import (
 from icl_lens.models.sizes import key_bytes, pass_bytes, rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.reading.block_inputs import BlockInputs
+from icl_lens.reading.layer_inputs import LayerInputs
 from icl_lens.reading.passes import last_log_probs
 
 MIN_SKIPPED = 0.25
@@ -130,7 +130,7 @@ class PromptPiece:
         Raise LaterStartUnsupported if the model does not run tokens after others that it has run.
         """
         view, batch = self.view, self.batch
-        inputs = BlockInputs(view)
+        inputs = LayerInputs(view)
         layers = set(self.start_layers) - {view.n_layers}
         past = new_cache(view) if bool(firsts.any()) else None
         with model_lock(view.model), inputs.recorded(layers, Tensor.clone):  # in one pass
@@ -157,7 +157,7 @@ class PromptPiece:
         return scores
 
     def _run(
-        self, inputs: BlockInputs, past: Any, first: int, numbers: list[int], rows: list[int]
+        self, inputs: LayerInputs, past: Any, first: int, numbers: list[int], rows: list[int]
     ) -> Float[Tensor, "row d_vocab"]:
         """Return log-probabilities of prompts, by row, with the edits of sets, by number; the number
         of sets is that of an unedited row.

@@ -24,7 +24,7 @@ Keep = Callable[[str], bool] | Literal["words"] | None
 function accepts.
 """
 
-N_RANDOM = 64
+N_RANDOM_VECTORS = 64
 """Number of random directions that `Readout.describe` compares vectors with."""
 MIN_STANDOUT = 2.0
 """Standout (see `Readout.describe`) below which words are shown in gray; about 1 in 20 random
@@ -382,7 +382,7 @@ class Readout:
         """
         n = len(vectors)
         random = torch.randn(
-            N_RANDOM, vectors.shape[-1], generator=torch.Generator().manual_seed(0)
+            N_RANDOM_VECTORS, vectors.shape[-1], generator=torch.Generator().manual_seed(0)
         )
         directions = torch.cat([vectors.to(self.dtype), random.to(vectors.device, self.dtype)])
         names, peaks, ranks = list[list[str]](), list[Tensor](), list[Tensor]()
@@ -401,7 +401,7 @@ class Readout:
                 )
             ]
             del scores  # before the next piece is computed
-        peak, random_peaks = torch.cat(peaks).split([n, N_RANDOM])
+        peak, random_peaks = torch.cat(peaks).split([n, N_RANDOM_VECTORS])
         return VectorDescriptions(
             names[:n], torch.stack(ranks), (peak - random_peaks.mean()) / random_peaks.std()
         )

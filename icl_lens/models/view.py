@@ -651,7 +651,7 @@ class ModelView:
         full = f"blocks.{layer}.{name}"
         if full not in self.hook_names:
             raise InputError(
-                f"model must be a decoder of attention + FFN blocks, got {self.name} without hook "
+                f"model must be a decoder of attention + FFN layers, got {self.name} without hook "
                 f"{full}"
             )
         return full

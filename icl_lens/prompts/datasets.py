@@ -402,17 +402,17 @@ def likely_columns(row: Mapping[str, Any], columns: tuple[str, str]) -> tuple[st
         >>> likely_columns(row, ("text", "label"))
         ('message', 'topic')
     """
-    others = [name for name in row if name not in columns]
-    if len(others) + sum(column in row for column in columns) < 2:
+    other_columns = [name for name in row if name not in columns]
+    if len(other_columns) + sum(column in row for column in columns) < 2:
         return columns
     first, second = columns
-    if len(row) == len(others) == 2:
-        return others[0], others[1]
+    if len(row) == len(other_columns) == 2:
+        return other_columns[0], other_columns[1]
     if first not in row:
-        first = max(others, key=lambda name: len(str(row[name] or "")))
-        others.remove(first)
+        first = max(other_columns, key=lambda name: len(str(row[name] or "")))
+        other_columns.remove(first)
     if second not in row:
-        second = others[-1]
+        second = other_columns[-1]
     return first, second
 
 

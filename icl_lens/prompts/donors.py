@@ -141,11 +141,12 @@ def same_class_texts(prompts: Sequence[Prompt]) -> list[Prompt]:
         rng = random.Random(f"same class {prompt}")
         texts: list[str] = []
         for demonstration in prompt.demonstrations:
-            label, shown = demonstration.label, {prompt.query, *_texts(prompt)}
+            label = demonstration.label
             unused: list[str] = []
             if label in class_of:
                 candidates = _unshown(prompt, label, class_of[label], pools)
-                unused = [text for text in candidates if text not in {*shown, *texts}]
+                used = {prompt.query, *_texts(prompt), *texts}
+                unused = [text for text in candidates if text not in used]
             texts.append(rng.choice(unused) if unused else demonstration.text)
         changed.append(_with_texts(prompt, texts, answer=prompt.answer))
     return changed

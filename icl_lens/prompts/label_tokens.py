@@ -70,7 +70,7 @@ class LabelTokens:
                     groups.append(((*start, token), branch))
         return decision_starts
 
-    def parting(self, label: str, start: TokenIds) -> tuple[int, int]:
+    def n_shared_and_next_token(self, label: str, start: TokenIds) -> tuple[int, int]:
         """Return the number of tokens that a label shares with a start, and the label's token after
         them.
         """
@@ -82,11 +82,11 @@ class LabelTokens:
                 break
         return n_shared, ids[n_shared]
 
-    def parted(self, label: str, start: TokenIds) -> tuple[int, bool]:
+    def n_shared_and_has_end(self, label: str, start: TokenIds) -> tuple[int, bool]:
         """Return the number of tokens that a label shares with a start, and whether its end is then
         scored.
         """
-        shared, _ = self.parting(label, start)
+        shared, _ = self.n_shared_and_next_token(label, start)
         return shared, label in self.ended and shared == len(self.seen[label][0]) - 1
 
     def check_different(self, labels: Sequence[str]) -> list[str]:
@@ -209,7 +209,9 @@ class LabelColumns:
         ordered = sorted(labels, key=self._order.__getitem__)
         members_of: dict[tuple[int, int], list[str]] = {}
         for label in ordered:
-            members_of.setdefault(self._tokens.parting(label, start), []).append(label)
+            members_of.setdefault(self._tokens.n_shared_and_next_token(label, start), []).append(
+                label
+            )
         keys = {}
         for (n_shared, _), members in members_of.items():
             keys |= dict.fromkeys(members, (tuple(members), n_shared))

@@ -115,7 +115,7 @@ class TextTask(LabeledTask):
             )
         for prompt in self.prompts(N_TRIED, seed=seed, demonstrations=demonstrations):
             labels = [label for label, name in (prompt.classes or {}).items() if name == class_name]
-            demonstrated = {spelling_key(shown.text) for shown in prompt.demonstrations}
+            demonstrated = {spelling_key(pair.text) for pair in prompt.demonstrations}
             if labels and spelling_key(text) not in demonstrated:
                 return replace(prompt, query=text, answer=labels[0], other_query=None)
         raise InputError(

@@ -65,10 +65,10 @@ class TokenizedText:
             )
         return start + shift, stop + shift
 
-    def starts_of_parts(self, shift: int = 0) -> list[int]:
+    def segment_starts(self, shift: int = 0) -> list[int]:
         """Return the first tokens of the demonstrations and of the query, shifted by `shift`.
 
-        A token that also covers what comes before belongs to the part that it begins, such as "
+        A token that also covers what comes before belongs to the one that it begins, such as "
         like" after a space.
         """
         return [bisect_right(self.ends, start) + shift for start in self.rendered.starts]

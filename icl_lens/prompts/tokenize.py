@@ -165,7 +165,7 @@ class _Row:
     @property
     def demonstration_ranges(self) -> list[tuple[int, int]]:
         """The token range of each demonstration with the template's words."""
-        return list(pairwise(self.text.starts_of_parts(len(self.prefix))))
+        return list(pairwise(self.text.segment_starts(len(self.prefix))))
 
     def ranges(self, spans: Iterable[Span]) -> list[tuple[int, int]]:
         """Return the token ranges of spans in the row."""
@@ -262,7 +262,9 @@ def _label_places(
     places = []
     spans = text.rendered.label_spans
     for span, demonstration in zip(spans, prompt.demonstrations, strict=True):
-        n_shared, ends_with_next_token = label_tokens.parted(demonstration.label, start)
+        n_shared, ends_with_next_token = label_tokens.n_shared_and_has_end(
+            demonstration.label, start
+        )
         places.append(LabelPlace.from_text(text, span, gap, n_shared, ends_with_next_token))
     return places
 

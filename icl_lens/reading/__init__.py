@@ -8,7 +8,7 @@ Passes and what is kept of them:
    Unless `check=False`, heads must sum to the attention output, sublayers to the residual stream,
    and the readout must give the model's logits. `cache_checks` compares a TransformerLens cache
    with its batch.
-2. `passes` gives logits at the last position only. `block_inputs` records what blocks get as input,
+2. `passes` gives logits at the last position only. `layer_inputs` records what layers get as input,
    and begins passes there; `writers` records what each component wrote.
 
 What the answer gets from each part:

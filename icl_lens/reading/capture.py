@@ -92,9 +92,9 @@ def capture_with_hooks(
     logits = []
     pieces = _passes(view, plan, is_divisible=not hooks)
     with steps("capturing", len(plan.run)) as advance:
-        for rows, run, block in pieces:
+        for rows, run, context in pieces:
             recorder.start_pass(rows)
-            with block:
+            with context:
                 logits.append(last_logits(model, run, [*recorder.hooks(), *hooks]))
             advance(len(rows))
     acts = Activations(**recorder.fields(), edits=active_edits(view))
@@ -111,7 +111,7 @@ class _Pass(NamedTuple):
 
     rows: Int[Tensor, " row"]
     batch: PromptBatch
-    block: AbstractContextManager[None]
+    context: AbstractContextManager[None]
     """In which the pass has the open edits of these rows."""
 
 

@@ -1,6 +1,6 @@
 """Compute what an FFN writes for any input, with the model's own modules.
 
-1. Every input is the residual stream of a text of one token. A pass begins at the FFN's block, whose
+1. Every input is the residual stream of a text of one token. A pass begins at the FFN's layer, whose
    attention writes zeros, so that the FFN reads this stream.
 2. Norms before and after the FFN, experts and multipliers are those of the model.
 3. The pass ends where the FFN has written.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from icl_lens.models.passes.memory import ROW_BYTES
 from icl_lens.models.view import ModelView
-from icl_lens.reading.block_inputs import BlockInputs
+from icl_lens.reading.layer_inputs import LayerInputs
 
 
 class _Stop(Exception):
@@ -35,7 +35,7 @@ def ffn_outputs(
         return x
     d_mlp = int(getattr(view.cfg, "d_mlp", None) or 4 * view.d_model)
     rows_at_once = max(1, ROW_BYTES // (3 * d_mlp * x.element_size()))
-    inputs = _block_inputs(view)
+    inputs = _layer_inputs(view)
     written = []
     with torch.no_grad(), view.hooks_disabled(), view.inference_pass() as kwargs:
         for rows in x.split(rows_at_once):
@@ -47,7 +47,7 @@ def _written(
     view: ModelView,
     layer: int,
     x: Float[Tensor, "n d_model"],
-    inputs: BlockInputs,
+    inputs: LayerInputs,
     kwargs: dict[str, Any],
 ) -> Float[Tensor, "n d_model"]:
     """Return what the FFN writes for each input, in one pass."""
@@ -71,13 +71,13 @@ def _written(
     return seen[0]
 
 
-# Model -> what its blocks return, which one pass over a token shows.
+# Model -> what its layers return, which one pass over a token shows.
 _BLOCK_INPUTS: "WeakKeyDictionary[Any, int | None]" = WeakKeyDictionary()
 
 
-def _block_inputs(view: ModelView) -> BlockInputs:
-    """Return what passes that begin at a layer need to know of the model's blocks."""
-    inputs = BlockInputs(view)
+def _layer_inputs(view: ModelView) -> LayerInputs:
+    """Return what passes that begin at a layer need to know of the model's layers."""
+    inputs = LayerInputs(view)
     if view.model not in _BLOCK_INPUTS:
         token = torch.zeros(1, 1, dtype=torch.long, device=view.cfg.device)
         with torch.no_grad(), inputs.recorded((), Tensor.clone), view.inference_pass() as kwargs:

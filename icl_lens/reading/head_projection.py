@@ -20,7 +20,7 @@ from icl_lens.models.readout import norm_scale
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.token_ids import TokenPositions, padded_ids, resolve_positions
 from icl_lens.reading.activations import TOLERANCE, Activations
-from icl_lens.reading.queries_keys_values import head_slice, normed, part_weights, project
+from icl_lens.reading.queries_keys_values import head_slice, normed, project, projection_weights
 from icl_lens.reading.writers import Writers, vector_bytes
 
 
@@ -111,7 +111,7 @@ class HeadProjection:
         self.scoring = attention_scores.attention_scoring(view, layer)
         self.rows = self.writers.rows_at(positions).clamp(min=0)
         self.index = head.head if kind == "q" else view.kv_head(head.head)
-        weight, bias, self.own_norm = part_weights(view, layer, kind)
+        weight, bias, self.own_norm = projection_weights(view, layer, kind)
         dtype = view.compute_dtype
         weight = weight[self.index].to(dtype)
         matrix = self.norm.gain_as(dtype).to(weight.device)[..., None] * weight

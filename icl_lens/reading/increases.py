@@ -111,9 +111,9 @@ def layer_log_prob_increase(
     """Return what each layer's attention and FFN add to the log-probability of the target, nats.
 
     `targets` defaults to the answers. Attention is relative to the layer input x, the FFN to x +
-    attention (to x for parallel blocks, whose FFN reads the same input). With `against`, what they
+    attention (to x for parallel layers, whose FFN reads the same input). With `against`, what they
     add to log p(target) − log Σ p(against). With one other token, attention and FFNs of all layers
-    sum to the model's final contrast minus that of the embedding, in parallel blocks too. Raise
+    sum to the model's final contrast minus that of the embedding, in parallel layers too. Raise
     InputError for invalid targets or against.
 
     Example:

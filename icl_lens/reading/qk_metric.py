@@ -26,9 +26,9 @@ from icl_lens.reading.head_projection import attention_row, check_parts, rotatio
 from icl_lens.reading.queries_keys_values import (
     head_index,
     head_slice,
-    part_weights,
     project,
     project_all,
+    projection_weights,
 )
 from icl_lens.result.base import Displayed
 from icl_lens.result.number_format import signed
@@ -399,7 +399,7 @@ def _tower(view: ModelView, head: Head, name: str) -> Float[Tensor, "d_model d_h
     """Return the weights of a head's queries or keys with the gains of the norms before and after
     them.
     """
-    weight, _, norm = part_weights(view, head.layer, name)
+    weight, _, norm = projection_weights(view, head.layer, name)
     index = head_index(view, head, name)
     head_weight = weight[index].to(view.compute_dtype)
     input_gain = view.attn_input_norm(head.layer).gain_as(head_weight.dtype).to(head_weight.device)

@@ -13,7 +13,7 @@ from icl_lens.models.norms import NormView
 from icl_lens.models.view import ModelView
 
 
-def part_weights(
+def projection_weights(
     view: ModelView, layer: int, name: str
 ) -> tuple[Tensor, Tensor | None, NormView | None]:
     """Return the weights, the bias, and the norm of a layer's queries ("q"), keys ("k") or values
@@ -39,7 +39,7 @@ def project(
 
     `rotates_later` leaves out the gain of a norm that follows rotation.
     """
-    weight, bias, norm = part_weights(view, head.layer, name)
+    weight, bias, norm = projection_weights(view, head.layer, name)
     index, scoring = (
         head_index(view, head, name),
         attention_scores.attention_scoring(view, head.layer),
@@ -62,7 +62,7 @@ def project_all(
     rotates_later: bool = False,
 ) -> Float[Tensor, "*n head d_head"]:
     """Return `project` of all heads of a layer, or of all key-value heads for keys and values."""
-    weight, bias, norm = part_weights(view, layer, name)
+    weight, bias, norm = projection_weights(view, layer, name)
     scoring = attention_scores.attention_scoring(view, layer)
     y = einsum(x, weight.to(x), "... d_model, head d_model d_head -> ... head d_head")
     y = y if bias is None else y + bias.to(x)

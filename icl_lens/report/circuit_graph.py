@@ -149,7 +149,9 @@ def _place_nodes(
     place: dict[Node | Port, tuple[float, float]] = {}
     columns: list[tuple[float, float, str]] = []
     left = 0.0
-    for role, title in sorted(TITLES.items(), key=lambda item: item[0] == reader_at):
+    for role, title in sorted(
+        TITLES.items(), key=lambda role_and_title: role_and_title[0] == reader_at
+    ):
         by_layer = cells[role]
         if not by_layer and role != reader_at:
             continue
@@ -254,7 +256,7 @@ def _n_bad_points(
     start: tuple[float, float],
     end: tuple[float, float],
     curvature: float,
-    others: list[tuple[float, float, float, float]],
+    other_nodes: list[tuple[float, float, float, float]],
     unit: tuple[float, float],
 ) -> int:
     """Return how many of 40 points on an edge lie on another node (x, y, half width, half height),
@@ -264,7 +266,7 @@ def _n_bad_points(
     middle = (a + b) / 2 + curvature * np.array([b[1] - a[1], a[0] - b[0]])
     t = np.linspace(0, 1, 40)[:, None]
     points = ((1 - t) ** 2 * a + 2 * t * (1 - t) * middle + t**2 * b) / unit
-    centers, half_sizes = np.split(np.array(others), 2, axis=1)
+    centers, half_sizes = np.split(np.array(other_nodes), 2, axis=1)
     is_covered = (np.abs(points[:, None] - centers) < half_sizes).all(-1).any(-1)
     low, high = sorted((start[1], end[1]))
     return int((is_covered | (points[:, 1] < low - 0.02) | (points[:, 1] > high + 0.02)).sum())

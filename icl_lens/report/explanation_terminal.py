@@ -141,8 +141,8 @@ def _layers(explanation: Explanation) -> list[RenderableType]:
 def _bar(value: float, reach: float) -> Text:
     """Return a bar scaled to `reach`, in eighths of a character."""
     eighths = round(abs(value) / reach * BAR_WIDTH * 8) if reach else 0
-    blocks = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
-    return Text(blocks or "·", GAIN if value >= 0 else LOSS)
+    bar = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+    return Text(bar or "·", GAIN if value >= 0 else LOSS)
 
 
 def _located(explanation: Explanation) -> list[RenderableType]:

@@ -72,7 +72,7 @@ class HeadValues:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a view: sentences, a table, and notes that explain its numbers."""
+    """One section of a view: sentences, a table, and notes that explain its numbers."""
 
     title: str = ""
     """Empty for the only section of a view."""

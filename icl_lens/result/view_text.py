@@ -43,18 +43,18 @@ def more_rows(section: Section, where: str = "to_frame()") -> list[str]:
 
 def markdown(view: View) -> str:
     """Return the view as Markdown: a heading, paragraphs, and a table in each section."""
-    blocks = [f"# {_escaped(view.title)}", *map(_escaped, view.sentences)]
+    paragraphs = [f"# {_escaped(view.title)}", *map(_escaped, view.sentences)]
     for section in view.sections:
         if section.title:
-            blocks.append(f"## {_escaped(section.title)}")
+            paragraphs.append(f"## {_escaped(section.title)}")
         if section.quote:
-            blocks.append(f"> {_escaped(''.join(map(str, section.quote)))}")
+            paragraphs.append(f"> {_escaped(''.join(map(str, section.quote)))}")
         if section.code:
-            blocks.append(_fenced(section.code))
+            paragraphs.append(_fenced(section.code))
         if section.columns:
-            blocks.append("\n".join(_markdown_table(section)))
-        blocks += map(_escaped, (*more_rows(section), *section.notes))
-    return "\n\n".join(blocks) + "\n"
+            paragraphs.append("\n".join(_markdown_table(section)))
+        paragraphs += map(_escaped, (*more_rows(section), *section.notes))
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def records(view: View) -> dict[str, Any]:

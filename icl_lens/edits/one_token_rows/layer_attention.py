@@ -37,8 +37,8 @@ class HiddenKeys(NamedTuple):
         All but the first and last axes are broadcast: callers give `keys` and both flags the axes
         of `pattern`.
         """
-        others = torch.where(self.by_weight, without, pattern).masked_fill(self.keys, 0.0)
-        return others + pattern.masked_fill(~self.keys | self.by_value, 0.0)
+        other_keys = torch.where(self.by_weight, without, pattern).masked_fill(self.keys, 0.0)
+        return other_keys + pattern.masked_fill(~self.keys | self.by_value, 0.0)
 
 
 @dataclass(frozen=True)

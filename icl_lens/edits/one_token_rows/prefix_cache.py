@@ -25,7 +25,7 @@ from icl_lens.models.readout import Readout
 from icl_lens.models.sizes import key_bytes, rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.reading.block_inputs import BlockInputs
+from icl_lens.reading.layer_inputs import LayerInputs
 from icl_lens.reading.passes import last_logits
 
 # Keys of two caches that differ by no more than this are equal.
@@ -46,7 +46,7 @@ class PrefixCache:
     """Log-probabilities of the unedited model, nats."""
     keys: dict[int, LayerKVCache]
     """Layer -> keys and values."""
-    inputs: BlockInputs
+    inputs: LayerInputs
     """Each layer's input at the last position."""
     z: dict[int, Float[Tensor, "batch head d_head"]]
     """Layer -> the unedited model's z at the last position."""
@@ -76,7 +76,7 @@ class PrefixCache:
                 "earlier tokens read later ones, so a prefix is another one in a longer text"
             )
         values = {layer: LayerValues(view, layer) for layer in range(view.n_layers)}
-        keys, z, inputs = {}, {}, BlockInputs(view)
+        keys, z, inputs = {}, {}, LayerInputs(view)
         unembedded: list[Tensor] = []
 
         def at_last(x: Tensor) -> Tensor:

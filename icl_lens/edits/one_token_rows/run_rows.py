@@ -35,7 +35,7 @@ from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache, PrefixCacheU
 from icl_lens.edits.recomputed_patterns import LayerValues, recording_hooks
 from icl_lens.edits.site_hooks import SiteWriter
 from icl_lens.models.view import ModelView
-from icl_lens.reading.block_inputs import replace_residual
+from icl_lens.reading.layer_inputs import replace_residual
 
 
 class RowEdits:

@@ -46,12 +46,15 @@ from icl_lens.models.passes.module_hooks import hooks_removed, package_of
 from icl_lens.models.passes.offload import execution_device
 
 N_PROBE_TOKENS = 8
-ROUNDING_STEPS = 4.0
-"""How many times the effect of noise of one rounding step a difference may be."""
-NEGLIGIBLE = {torch.float64: 5e-6, torch.float32: 5e-6, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Differences that are taken for rounding without measuring it, in parts of the spread of the
-log-probabilities.
+"""Random tokens on which a model is compared before its first batch."""
+MAX_ROUNDING_STEPS = 4.0
+"""How many times as large as the effect of noise of one rounding step a difference may be."""
+SHARE_TOLERANCE = {torch.float64: 5e-6, torch.float32: 5e-6, torch.float16: 1e-2}
+"""The largest difference that is taken for rounding without measuring it, by the model's type: as a
+share of the spread of the log-probabilities (`Difference.share`).
 """
+COARSE_SHARE_TOLERANCE = 5e-2
+"""The same for bfloat16, and for types with even fewer digits."""
 
 # Model -> kinds of batches that were compared; models that are not compared (again).
 _COMPARED: "WeakKeyDictionary[Any, set[tuple[bool, int]]]" = WeakKeyDictionary()
@@ -162,7 +165,7 @@ def reads_only_earlier_tokens(model: Any) -> bool:
         second[0, -1] = (second[0, -1] + 1) % n_vocab
         before, after = bridge_log_probs(model, torch.cat([first, second]))[:, :-1]
         dtype = model.W_U.dtype
-        _IS_CAUSAL[model] = difference_of(before, after, dtype).share <= NEGLIGIBLE.get(dtype, 5e-2)
+        _IS_CAUSAL[model] = difference_of(before, after, dtype).is_within_tolerance(dtype)
     return _IS_CAUSAL[model]
 
 
@@ -367,6 +370,10 @@ class Difference:
     rounding sends single tokens to other experts, it is that of the median position.
     """
 
+    def is_within_tolerance(self, dtype: torch.dtype) -> bool:
+        """Return whether the difference is taken for rounding without measuring it."""
+        return self.share <= SHARE_TOLERANCE.get(dtype, COARSE_SHARE_TOLERANCE)
+
 
 def difference_of(
     expected: Float[Tensor, "pos d_vocab"],
@@ -397,7 +404,7 @@ def _is_rounding(
     """Return whether rounding explains a difference, by how far noise of one rounding step moves
     the model.
     """
-    if difference.share <= NEGLIGIBLE.get(dtype, 5e-2):
+    if difference.is_within_tolerance(dtype):
         return True
     if not _is_comparable(model) or not math.isfinite(difference.share):
         return False
@@ -413,9 +420,8 @@ def _is_rounding(
     except Exception:  # the model's own code does not run any more
         return False
     where = slice(-1, None) if last_only else slice(None)
-    return (
-        difference.share <= ROUNDING_STEPS * difference_of(clean[where], noisy[where], dtype).share
-    )
+    effect_of_noise = difference_of(clean[where], noisy[where], dtype)
+    return difference.share <= MAX_ROUNDING_STEPS * effect_of_noise.share
 
 
 @contextmanager

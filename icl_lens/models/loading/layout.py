@@ -87,7 +87,7 @@ def _check_blocks(model: Any, name: str, hooks: frozenset[str]) -> None:
             raise _layout_error(
                 name,
                 f"layer {layer} has no {missing[0]}",
-                "the hooks of a decoder of attention + FFN blocks",
+                "the hooks of a decoder of attention + FFN layers",
             )
 
 

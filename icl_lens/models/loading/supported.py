@@ -20,7 +20,7 @@ def tl_version() -> tuple[int, int]:
 
 
 def check_supported(model: Any) -> None:
-    """Raise InputError unless a model is a decoder of attention + FFN blocks whose weights can be
+    """Raise InputError unless a model is a decoder of attention + FFN layers whose weights can be
     read.
     """
     name = type(getattr(model, "original_model", model)).__name__

@@ -36,7 +36,7 @@ class Element:
     """
 
     title: str
-    blocks: Sequence[tuple[str, Any]]
+    drawings: Sequence[tuple[str, Any]]
     """Names of macros in templates/macros.html.j2, each with the data that it draws."""
 
     def __str__(self) -> str:
@@ -49,10 +49,10 @@ class Element:
         return f"{self.title}\n{render_text(TEMPLATE, **self._content())}"
 
     def _content(self) -> dict[str, Any]:
-        circuitsvis = not DRAWN_BY_CIRCUITSVIS.isdisjoint(macro for macro, _ in self.blocks)
+        circuitsvis = not DRAWN_BY_CIRCUITSVIS.isdisjoint(macro for macro, _ in self.drawings)
         return {
             "title": self.title,
-            "blocks": self.blocks,
+            "drawings": self.drawings,
             "element": True,
             "circuitsvis": circuitsvis,
         }
@@ -93,11 +93,11 @@ def attention_to_labels(
             marks |= dict.fromkeys(range(*label_range), label)
         pattern = source.pattern[row, :, :, : len(tokens)].float()
         rows = {str(head): pattern[head.layer, head.head].tolist() for head in heads}
-    blocks: list[tuple[str, Any]] = [("legend", labels)] if labels else []
+    drawings: list[tuple[str, Any]] = [("legend", labels)] if labels else []
     for name, weights in rows.items():
         strip = head_contents.attention_strip(tokens, weights, marks, name)
-        blocks += [("name", name), ("label_attention", strip)]
-    return Element("Attention to labels" if labels else "Attention from the last token", blocks)
+        drawings += [("name", name), ("label_attention", strip)]
+    return Element("Attention to labels" if labels else "Attention from the last token", drawings)
 
 
 def attention_patterns(
@@ -106,7 +106,7 @@ def attention_patterns(
     """Show full attention patterns as circuitsvis' attention_heads: hover to preview a head, click
     to pin it.
 
-    `patterns` are attention probabilities, e.g. `cache["blocks.3.attn.hook_pattern"][0, [0, 5]]`.
+    `patterns` are attention probabilities, e.g. `cache["drawings.3.attn.hook_pattern"][0, [0, 5]]`.
     The page contains every value: 10 heads over 200 tokens take about 1.5 MB. Raise InputError if
     the sizes do not match.
     """
@@ -159,11 +159,11 @@ def token_values(
         )
     rows = values.float().tolist()
     reach = largest(*rows)
-    blocks: list[tuple[str, Any]] = []
+    drawings: list[tuple[str, Any]] = []
     for name, row in zip(names, rows, strict=True):
         strip = Strip(f"{name}, {unit} by token", tokens, row, reach, {})
-        blocks += [("name", name), ("strip", strip)]
-    return Element("Values by token", [*blocks, ("scale", {"reach": reach, "unit": unit})])
+        drawings += [("name", name), ("strip", strip)]
+    return Element("Values by token", [*drawings, ("scale", {"reach": reach, "unit": unit})])
 
 
 def similarity_matrix(
@@ -217,13 +217,13 @@ def words_by_position(explanation: Explanation, heads: Sequence[AnyHead] | None 
     describe.
     """
     reports = _reports(explanation, heads, default=1)
-    blocks: list[tuple[str, Any]] = []
+    drawings: list[tuple[str, Any]] = []
     for report in reports:
-        blocks += [
+        drawings += [
             ("name", str(report.head)),
             ("words_table", head_contents.words_table(explanation, report)),
         ]
-    return Element("Words by position", blocks)
+    return Element("Words by position", drawings)
 
 
 def head_heatmap(

@@ -1,4 +1,4 @@
-"""What the blocks of a model get as input: recorded in a pass, and put into one that begins at a
+"""What the layers of a model get as input: recorded in a pass, and put into one that begins at a
 layer.
 """
 
@@ -15,14 +15,14 @@ from icl_lens.models.view import ModelView
 
 
 @dataclass
-class BlockInputs:
-    """Inputs of some blocks in a pass over some prompts, from which later passes resume."""
+class LayerInputs:
+    """Inputs of some layers in a pass over some prompts, from which later passes resume."""
 
     view: ModelView
     resid: dict[int, Float[Tensor, "batch *pos d_model"]] = field(default_factory=dict)
     """Layer -> what `recorded` kept of its input."""
     n_returned: int | None = None
-    """Length of the tuple that each block returns; None for a single tensor."""
+    """Length of the tuple that each layer returns; None for a single tensor."""
 
     @contextmanager
     def recorded(self, layers: Iterable[int], keep: Callable[[Tensor], Tensor]) -> Iterator[None]:
@@ -48,7 +48,7 @@ class BlockInputs:
 
     @contextmanager
     def resumed_at(self, layer: int, resid: Float[Tensor, "row pos d_model"]) -> Iterator[None]:
-        """Start passes in the context at the block of a layer, with `resid` as its input."""
+        """Start passes in the context at a layer, with `resid` as its input."""
         blocks, n_returned = self.view.model.blocks, self.n_returned
 
         def identity(*args: Any, **kwargs: Any) -> Any:
@@ -69,7 +69,7 @@ class BlockInputs:
 def replace_residual(
     args: Any, kwargs: dict[str, Any], change: Callable[[Tensor], Tensor]
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the arguments of a block with the residual stream replaced by `change` of it."""
+    """Return the arguments of a layer with the residual stream replaced by `change` of it."""
     x = change(_stream(args, kwargs))
     if "hidden_states" in kwargs:
         return args, {**kwargs, "hidden_states": x}
@@ -77,5 +77,5 @@ def replace_residual(
 
 
 def _stream(args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """Return the residual stream among a block's arguments."""
+    """Return the residual stream among a layer's arguments."""
     return kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
