@@ -128,10 +128,16 @@ def task_scores(acts: il.Activations) -> torch.Tensor:
     if batch.labels:
         last_shown = (batch.label_index >= 0).sum(1, keepdim=True) - 1
         last = batch.label_tokens[batch.label_index.gather(1, last_shown)[:, 0]]
-        columns.append(
-            il.head_log_prob_increase(acts, last, against=batch.tokens_to_compare(last)).flatten(1)
-        )
+        not_last = other_choices(batch, last)
+        columns.append(il.head_log_prob_increase(acts, last, against=not_last).flatten(1))
     return torch.cat(columns, dim=1)
+
+
+def other_choices(batch: il.PromptBatch, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the tokens of each prompt's labels, with -1 for those that are its token of `tokens`
+    and for labels that it does not choose from."""
+    choices = batch.label_tokens.expand(len(batch), -1)
+    return torch.where(batch.label_mask & (choices != tokens[:, None]), choices, -1)
 
 
 def compared_tokens(batch: il.PromptBatch) -> torch.Tensor:

@@ -56,7 +56,8 @@ def authors_loop(model: Any, batch: il.PromptBatch) -> Float[Tensor, "batch k"]:
         for layer in range(model.cfg.n_layers):
             layer_input = acts.resid_pre[:, layer].to(acts.readout.dtype)
             log_prob_before = acts.readout.log_probs(layer_input)[0, target]
-            pattern, values = acts.scaled_pattern(layer)[0], acts.head_values(layer)[0]
+            # None of the models that are timed has grouped queries, or a norm after attention.
+            pattern, values = acts.pattern[0, layer], acts.values.of_layer(layer)[0]
             W_O = acts.view.W_O(layer).to(layer_input.dtype)
             for head in range(model.cfg.n_heads):
                 weighted_values = pattern[head, :, None] * values[:, head]

@@ -151,7 +151,7 @@ def _vectors(
     """Return the vectors of a head that are described, at labels or, in text, at `positions`."""
     acts, batch = scored.acts, scored.acts.batch
     if scored.scores_tokens:
-        v = acts.values(head.layer)[0, positions, acts.view.kv_head(head.head)].to(
+        v = acts.values.of_layer(head.layer)[0, positions, acts.view.kv_head(head.head)].to(
             acts.readout.dtype
         )
         values = v @ acts.view.W_O(head.layer)[head.head].to(v.dtype)

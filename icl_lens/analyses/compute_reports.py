@@ -220,14 +220,15 @@ def _label_answers(scored: ScoredPrompt) -> tuple[list[list[int]], Sequence[floa
     tokens, and the log of the labels' summed p.
     """
     batch = scored.acts.batch
-    ids = dict(zip(batch.whole_labels, tokenize_labels(scored.model, batch)[1], strict=True))
-    labels = [_shared_beginning([ids[label] for label in group]) for group in batch.label_groups]
+    decisions = batch.decisions
+    ids = dict(zip(decisions.whole_labels, tokenize_labels(scored.model, batch)[1], strict=True))
+    labels = [_shared_beginning([ids[label] for label in group]) for group in decisions.groups]
     if not any(len(label_ids) > 1 for label_ids in ids.values()):
         return labels, ()
     whole = whole_label_log_probs(scored.model, batch)[0]
     group_log_probs = []
-    for group in batch.label_groups:
-        members = [batch.whole_labels.index(label) for label in group]
+    for group in decisions.groups:
+        members = [decisions.whole_labels.index(label) for label in group]
         group_log_probs.append(float(whole[members].logsumexp(0)))
     return labels, group_log_probs
 

@@ -21,6 +21,7 @@ from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.passes.locking import reserves_model
 from icl_lens.models.readout import FinalNorm
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.decision_rows import with_own_labels
 from icl_lens.prompts.plain_text import Text
 from icl_lens.prompts.prompt import Prompt, Template, check_no_table
 from icl_lens.prompts.tokenize import tokenize
@@ -231,7 +232,8 @@ def _prepared(
             labels=labels,
             prepend_bos=options.prepend_bos,
         )
-        batch = prompt if prompt.decision_index is None else prompt.with_own_labels()
+        has_rows = prompt.decisions.prompt_index is not None
+        batch = with_own_labels(prompt) if has_rows else prompt
         return batch, _with_targets(options, batch)
     if isinstance(prompt, Text):
         if against is not None:
@@ -247,7 +249,7 @@ def _prepared(
     # The answer's last decision, against the labels that are most like it; without an answer, the
     # first.
     number = 0 if prompt.answer is None else len(decisions) - 1
-    return decisions[number].with_own_labels(), options
+    return with_own_labels(decisions[number]), options
 
 
 def _with_targets(options: Settings, batch: PromptBatch) -> Settings:

@@ -20,6 +20,7 @@ from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.passes.memory import CHECK_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.decision_rows import first_decisions
 from icl_lens.prompts.prompt import Demonstration, Prompt
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import plan_in_order, start
@@ -184,7 +185,7 @@ def check_pairs(
     # A prompt that is the same in two arrangements runs once.
     distinct_prompts = dict.fromkeys(chain.from_iterable(arranged.values()))
     row_of = {prompt: row for row, prompt in enumerate(distinct_prompts)}
-    batch = tokenized([*row_of]).first_decisions()
+    batch = first_decisions(tokenized([*row_of]))
     plan = plan_in_order(batch, run, n_tokens=CHECK_TOKENS)
 
     def top_tokens(rows: list[int]) -> dict[str, Tensor]:

@@ -398,13 +398,15 @@ def task_check(
     # A prompt that is the same in two arrangements runs once.
     row_of = {prompt: row for row, prompt in enumerate(dict.fromkeys(all_prompts))}
     batch = tokenized([*row_of])
-    if batch.decision_index is not None:  # run all decisions between labels, not the answer's alone
+    if batch.decisions.prompt_index is not None:
+        # Run all decisions between labels, not the answer's alone.
         batch = tokenized([replace(prompt, answer=None) for prompt in row_of])
-    labels = batch.whole_labels
+    labels = batch.decisions.whole_labels
     plan = plan_in_order(batch, run, n_tokens=CHECK_TOKENS)
     with start(run, model, batch, "task check", {}, plan=plan) as stream:
         checked = stream.map("check", lambda rows: {"scores": score(model, batch[rows])})
-    log_probs = batch.whole_scores(torch.from_numpy(checked["scores"]))
+    scores = torch.from_numpy(checked["scores"])
+    log_probs = batch.decisions.whole_scores(scores, batch.label_mask)
 
     def scores_of(prompts: Sequence[Prompt]) -> LabelLogProbs:
         answers = torch.tensor([labels.index(str(prompt.answer)) for prompt in prompts])

@@ -44,7 +44,8 @@ from icl_lens.measures.mean_scores import mean_score
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_batch, prompts_digest
+from icl_lens.prompts.batch import PromptBatch, count_prompts, prompts_digest
+from icl_lens.prompts.batch_checks import check_batch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize, tokenizer_like
 from icl_lens.reading.repeated_tokens import (
@@ -144,7 +145,7 @@ def head_atlas(
         survey.leave_out(TASK_SCORES, NEEDS_PROMPTS)
     else:
         edited_rows = list(range(min(n_edited, len(batch))))
-        n_prompts_edited = batch[edited_rows].n_prompts
+        n_prompts_edited = count_prompts(batch[edited_rows])
         survey.measure_task(batch, edited_rows, run)
     scores = ordered(survey.scores, tuple(DEFINITIONS))
     queries = set() if batch is None else set(batch.queries)
@@ -161,11 +162,11 @@ def head_atlas(
         left_out={name: survey.left_out[name] for name in DEFINITIONS if name in survey.left_out},
         untested=survey.untested,
         k=k,
-        n_prompts=0 if batch is None else batch.n_prompts,
+        n_prompts=0 if batch is None else count_prompts(batch),
         n_queries=len(queries),
         n_edited=n_prompts_edited,
         removals=removals,
-        n_held_out=0 if testing is None else testing.n_prompts,
+        n_held_out=0 if testing is None else count_prompts(testing),
         n_shared_queries=0 if testing is None else len(queries.intersection(testing.queries)),
         heads=asked_heads,
         n_listed=n_listed,

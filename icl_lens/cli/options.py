@@ -176,11 +176,13 @@ class TokenOptions:
         Pairs whose answers all begin with one token are left out, since the model cannot choose
         between them there; a sentence on standard error says so. Raise InputError if none is left.
         """
+        from icl_lens.prompts.batch import count_prompts
         from icl_lens.prompts.name_order import quoted_list
         from icl_lens.prompts.tokenize import tokenize
 
         batch = tokenize(model, prompts, **self.tokenize_arguments(model))
-        if len(batch) > batch.n_prompts:  # labels that begin alike are compared where they part
+        # Labels that begin alike are compared where they part.
+        if len(batch) > count_prompts(batch):
             return batch
         told_apart: list[int] = []
         alike: list[Prompt] = []
@@ -210,7 +212,9 @@ def preview(batch: "PromptBatch", *, n: int | None = None, demonstrations: str =
     """Return the first of n prompts (by default those of the batch) as the model reads it, to print
     before a run; `demonstrations` says how many they have.
     """
-    what = batch.count_summary if n is None else f"{n:,} prompts"
+    from icl_lens.prompts.batch import count_in_words
+
+    what = count_in_words(batch) if n is None else f"{n:,} prompts"
     if demonstrations:
         what += f", {demonstrations}"
     return Text(f"First of {what}:\n{batch.texts[0]}\n", "dim")

@@ -18,6 +18,7 @@ from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch_checks import require_demonstrations
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +61,8 @@ class Reweight(Edit):
         cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None
     ) -> Sequence[Edit]:
         assert batch is not None
-        batch.require_demonstrations(
-            "label attention to scale", "use il.Block, which edits attention to any position"
+        require_demonstrations(
+            batch, "label attention to scale", "use il.Block, which edits attention to any position"
         )
         return [replace(edit, weights=edit._checked(batch), _batch=batch) for edit in edits]
 

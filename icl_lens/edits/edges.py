@@ -46,7 +46,8 @@ from icl_lens.models.head import (
 from icl_lens.models.passes.memory import WRITER_BYTES
 from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import ROLES, PromptBatch, check_batch
+from icl_lens.prompts.batch import ROLES, PromptBatch, role_indices
+from icl_lens.prompts.batch_checks import check_batch
 from icl_lens.prompts.roles import EdgeRole, indices_in_roles, role_masks
 from icl_lens.prompts.token_ids import TokenPositions, padded_ids
 from icl_lens.reading.activations import Activations
@@ -641,7 +642,7 @@ class _RoleSums:
     def add(self, prompts: PromptBatch) -> None:
         """Run prompts and add what they have."""
         view = self.view
-        roles = prompts.role_indices.cpu()
+        roles = role_indices(prompts).cpu()
         row, position = (roles >= 0).nonzero().unbind(1)
         role_of_token = roles[row, position]
         self.count += torch.bincount(role_of_token, minlength=len(ROLES))

@@ -18,7 +18,7 @@ from icl_lens.errors import InputError
 from icl_lens.models.head import FFN
 from icl_lens.models.passes.memory import PIECE_BYTES
 from icl_lens.models.sizes import release_after_large_pass
-from icl_lens.prompts.batch import ROLES
+from icl_lens.prompts.batch import ROLES, role_indices
 from icl_lens.reading.activations import Activations
 from icl_lens.reading.ffn_outputs import ffn_outputs
 from icl_lens.reading.head_projection import require_writers
@@ -56,7 +56,7 @@ class FFNReader:
         self.places = places.to(acts.z.device)
         self.is_place = self.places >= 0
         self.rows = self.writers.rows_at(self.places)[self.is_place]
-        roles = acts.batch.role_indices.to(self.places.device)
+        roles = role_indices(acts.batch).to(self.places.device)
         self.roles = roles.gather(1, self.places.clamp(min=0))[self.is_place]
         self.x = self.writers.ffn_input(self.rows, ffn.layer)
         self.written = ffn_outputs(self.view, ffn.layer, self.x)

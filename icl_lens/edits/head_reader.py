@@ -31,6 +31,7 @@ from icl_lens.edits.edit import PARTS, Part
 from icl_lens.models.head import Head
 from icl_lens.models.passes.memory import PIECE_BYTES
 from icl_lens.models.sizes import release_after_large_pass
+from icl_lens.prompts.batch import role_indices
 from icl_lens.reading.activations import Activations
 from icl_lens.reading.head_projection import (
     AttentionRow,
@@ -88,7 +89,9 @@ class HeadReader:
         self.q = q[:, :-1]
         self.row = replace(row, scores=row.scores[:, :-1], bias=row.bias[:, :-1])
         self.k = self.row.keys[:, :, None]
-        self.v = acts.values(head.layer)[:, :, self.view.kv_head(head.head), None].to(self.q)
+        self.v = acts.values.of_layer(head.layer)[:, :, self.view.kv_head(head.head), None].to(
+            self.q
+        )
         self.attention = self.row.pattern()
         self.z = self.writers.z[query.rows[:, :-1], head.layer, head.head].to(self.q)
         error = (self.z_from()[:, 0] - self.z).masked_fill(self.places[..., None] < 0, 0)
@@ -136,7 +139,7 @@ class HeadReader:
         """
         release_after_large_pass(self.view, self.key_positions.shape[1])
         positions = (self.places if part == "q" else self.key_positions)[:, columns]
-        roles = self.acts.batch.role_indices.to(positions.device)
+        roles = role_indices(self.acts.batch).to(positions.device)
         roles = roles.gather(1, positions.clamp(min=0)).masked_fill(positions < 0, -1)
         if part != "q" and removed is not None:  # other keys and values are the model's own
             is_changed = removed.flatten(1).any(1).to(roles.device)[roles] & (roles >= 0)

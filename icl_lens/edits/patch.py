@@ -27,7 +27,8 @@ from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.head import AnyHead
 from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch_checks import check_batch, check_vocabulary, require_demonstrations
 from icl_lens.reading.passes import last_logits
 
 HeadActivation = Literal["q", "k", "v", "pattern", "z"]
@@ -326,8 +327,8 @@ def _align_labels(
     Raise InputError if a row and its source differ in the number of demonstrations or of tokens of
     a label.
     """
-    batch.require_demonstrations(
-        "label to align", "use positions='last' or prompts of the same length"
+    require_demonstrations(
+        batch, "label to align", "use positions='last' or prompts of the same length"
     )
     aligned: list[tuple[int, int, int]] = []
     for row in range(len(batch)):

@@ -20,7 +20,8 @@ from icl_lens.errors import InputError
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch_checks import check_batch, check_vocabulary
 from icl_lens.reading.passes import last_logits
 
 Batches = PromptBatch | Iterable[PromptBatch]

@@ -43,7 +43,8 @@ from icl_lens.models.head import AnyHead
 from icl_lens.models.passes.locking import model_lock
 from icl_lens.models.passes.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch_checks import check_batch, require_labels
 from icl_lens.reading.answer_spacing import warn_of_answer_spacing
 from icl_lens.reading.label_scores import LabelScores
 from icl_lens.reading.passes import NO_LABELS_HINT, last_log_probs, log_probs_in_passes
@@ -197,7 +198,7 @@ def score(
     """
     check_batch(batch)
     if read is None:
-        batch.require_labels("label to score", NO_LABELS_HINT)
+        require_labels(batch, "label to score", NO_LABELS_HINT)
         label_log_probs = score(model, batch, sets, read=read_labels(batch), progress=progress)
         return LabelScores.from_tensor(label_log_probs, batch.labels)
     if sets is None:

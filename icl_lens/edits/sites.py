@@ -39,7 +39,8 @@ from icl_lens.errors import InputError, check_choice, check_integers, short_repr
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch_checks import check_batch, check_vocabulary
 from icl_lens.reading.passes import last_logits
 
 Site = Literal["resid_pre", "attn_out", "resid_mid", "mlp_post", "mlp_out", "resid_post"]

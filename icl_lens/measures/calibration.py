@@ -15,7 +15,8 @@ from torch import Tensor
 from icl_lens.edits.score import score
 from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.models.passes.locking import reserves_model
-from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch_checks import check_batch, require_labels
 from icl_lens.prompts.tokenize import tokenizer_like
 from icl_lens.reading.label_scores import LabelScores
 from icl_lens.reading.passes import NO_LABELS_HINT
@@ -43,8 +44,8 @@ def calibrated_scores(
     which costs a pass over the prompts for each; with "batch", it is the mean over the prompts of
     the batch that offer the label. A preference for labels that does not depend on the text
     cancels. Labels that a prompt does not offer have −∞. If labels begin alike, each row is a
-    decision between them (`tokenize`) and is calibrated by itself; `batch.whole_scores` adds
-    decisions up.
+    decision between them (`tokenize`) and is calibrated by itself; `Decisions.whole_scores`
+    adds decisions up.
 
     If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless
     `progress` is False.
@@ -60,7 +61,7 @@ def calibrated_scores(
     """
     check_batch(batch)
     check_choice("method", method, ("contextual", "batch"))
-    batch.require_labels("label to calibrate", NO_LABELS_HINT)
+    require_labels(batch, "label to calibrate", NO_LABELS_HINT)
     if isinstance(inputs, str) or not inputs:
         raise InputError(f"inputs must be a list of at least one text, got {short_repr(inputs)}")
     scores = _among_labels(score(model, batch, progress=progress), batch)

@@ -46,7 +46,8 @@ from icl_lens.metrics import label_log_odds
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.head import AnyComponent, is_ffn_name
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, prompts_digest
+from icl_lens.prompts.batch import PromptBatch, count_prompts, prompts_digest
+from icl_lens.prompts.batch_checks import require_labels
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.roles import EDGE_ROLES, EdgeRole, role_masks
 from icl_lens.prompts.tokenize import tokenize
@@ -502,8 +503,8 @@ def locate_circuit(
             readers=tuple(map(str, components)),
             n_all_edges=len(space),
             n_random=n_random,
-            n_ranking=ranking.n_prompts,
-            n_prompts=testing.n_prompts,
+            n_ranking=count_prompts(ranking),
+            n_prompts=count_prompts(testing),
             n_queries=len(set(queries)),
             reader_at=reader_at,
             edits=active_edits(view),
@@ -516,7 +517,7 @@ def locate_circuit(
 
 
 def _check_prompts(view: ModelView, batch: PromptBatch, reader_at: EdgeRole) -> None:
-    batch.require_labels("log-odds against the other labels", "pass prompts with demonstrations")
+    require_labels(batch, "log-odds against the other labels", "pass prompts with demonstrations")
     check_targets(view, batch)
     if bool((batch.label_mask.sum(1) < 2).any()):
         raise InputError("prompts must have at least two labels to compare, got one")

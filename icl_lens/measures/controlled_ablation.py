@@ -35,7 +35,8 @@ from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.passes.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch_checks import check_batch
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import plan_in_order, start
 

@@ -13,7 +13,8 @@ from icl_lens.edits.attention_edits import RemovePosition, Reweight
 from icl_lens.edits.edit import Edit
 from icl_lens.errors import InputError, short_repr
 from icl_lens.models.head import AnyHead, head_tuple
-from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch_checks import check_batch, require_demonstrations
 
 
 def debias_edits(
@@ -70,8 +71,8 @@ def balancing_weights(batch: PromptBatch, strength: float = 1.0) -> Float[Tensor
         raise InputError(
             f"strength must be non-negative, got {short_repr(strength)}; 0 is no change"
         )
-    batch.require_demonstrations(
-        "label to balance", "pass prompts with demonstrations (il.tokenize)"
+    require_demonstrations(
+        batch, "label to balance", "pass prompts with demonstrations (il.tokenize)"
     )
     index = batch.label_index
     exists = index >= 0

@@ -35,7 +35,8 @@ from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.passes.locking import reserves_model
 from icl_lens.models.passes.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch_checks import check_batch, require_demonstrations
 from icl_lens.prompts.name_order import quoted_list
 from icl_lens.prompts.tokenize import tokenizer_like
 from icl_lens.reading.passes import log_probs_in_passes
@@ -377,8 +378,8 @@ def effects_of_demonstrations(
     """Return `demonstration_effects`, from a cache of the batch if there is one already."""
     view = ModelView.of(model)
     check_batch(batch)
-    batch.require_demonstrations(
-        "demonstration to leave out", "pass prompts with demonstrations (il.tokenize)"
+    require_demonstrations(
+        batch, "demonstration to leave out", "pass prompts with demonstrations (il.tokenize)"
     )
     ordered_ways = _checked_ways(ways)
     tokens = AnswerTokens.from_batch(view, batch, targets, against)

@@ -28,12 +28,14 @@ from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import Head
 from icl_lens.models.passes.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch_checks import check_batch
 from icl_lens.reading.scored_tokens import (
     Against,
     CheckedAgainst,
     check_against_ids,
     check_targets,
+    default_comparison,
     select_rows,
 )
 from icl_lens.result.base import Result
@@ -72,7 +74,7 @@ class AnswerTokens(NamedTuple):
         targets = check_targets(view, batch, targets)
         if against is not None:
             return cls(targets, check_against_ids(view, targets, against))
-        compared = batch.tokens_to_compare(targets)
+        compared = default_comparison(batch, targets)
         return cls(targets, None if compared is None else compared.to(targets.device))
 
     def select(self, prompts: Sequence[int]) -> "AnswerTokens":

@@ -176,7 +176,7 @@ def tower_prompts(model: Any, batch: PromptBatch) -> PromptsWithDonors:
             "il.tokenize"
         )
     partners = list(map(partner_label, prompts))
-    if batch.decision_index is not None:
+    if batch.decisions.prompt_index is not None:
         raise InputError(
             "prompts must have labels that part at one token, got some that begin alike and others "
             "that do not; draw two classes per prompt (classes='binary')"
@@ -208,7 +208,7 @@ def _columns_of(batch: PromptBatch, names: Sequence[str]) -> Int[Tensor, " batch
     """
     columns = []
     for is_choice, name in zip(batch.label_mask.tolist(), names, strict=True):
-        choices = compress(enumerate(batch.label_groups), is_choice)
+        choices = compress(enumerate(batch.decisions.groups), is_choice)
         columns.append(next(column for column, group in choices if name in group))
     return torch.tensor(columns, device=batch.answer.device)
 

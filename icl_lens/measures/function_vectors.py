@@ -25,7 +25,8 @@ from icl_lens.edits.score import score_sets
 from icl_lens.measures.effects import AnswerTokens
 from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch_checks import check_batch
 from icl_lens.reading.capture import capture
 from icl_lens.runs.progress import progress_switch, steps
 

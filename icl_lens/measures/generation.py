@@ -16,7 +16,8 @@ from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.passes.locking import reserves_model
 from icl_lens.models.sizes import make_room
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch_checks import check_batch
 from icl_lens.result.base import Result
 from icl_lens.result.tables import SHOWN_ROWS, plural_prompts
 from icl_lens.result.view import View, table_view

@@ -28,6 +28,7 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.ranking_scores import DirectScore, Score
 from icl_lens.reading.activations import Activations
 from icl_lens.reading.capture import capture
+from icl_lens.reading.head_parts import scaled_z
 from icl_lens.reading.increases import every_head_increase, min_prompts_to_fold
 from icl_lens.reading.scored_tokens import Against, CheckedAgainst, choose_tokens, select_rows
 from icl_lens.runs.configuration import tensors_digest
@@ -145,7 +146,7 @@ class DirectInputs:
     def of(cls, acts: Activations, final_norm: FinalNorm, bias: bool) -> "DirectInputs":
         """Return the inputs of captured prompts."""
         readout = acts.readout.using(final_norm=final_norm, bias=bias)
-        return cls(readout, acts.resid_pre, acts.scaled_z)
+        return cls(readout, acts.resid_pre, scaled_z(acts))
 
     @classmethod
     def joined(cls, pieces: Sequence["DirectInputs"]) -> "DirectInputs":

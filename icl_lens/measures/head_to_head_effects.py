@@ -51,7 +51,8 @@ from icl_lens.measures.effects import AnswerTokens
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import FFN, AnyComponent, AnyHead, Component, Head
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import ROLES, PromptBatch, check_batch
+from icl_lens.prompts.batch import ROLES, PromptBatch
+from icl_lens.prompts.batch_checks import check_batch
 from icl_lens.prompts.roles import EDGE_ROLES, EdgeRole, role_masks
 from icl_lens.prompts.token_ids import TokenPositions, resolve_positions
 from icl_lens.reading.scored_tokens import Against

@@ -40,7 +40,8 @@ from icl_lens.models.head import Head
 from icl_lens.models.passes.memory import MAX_ROWS
 from icl_lens.models.readout import FinalNorm
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_batch, with_answers
+from icl_lens.prompts.batch import PromptBatch, count_prompts, with_answers
+from icl_lens.prompts.batch_checks import check_batch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.ranking_scores import LOCATING_SCORE, SCORES, Score
@@ -255,7 +256,7 @@ def _located_heads(
         by=head_measure.by,
         scores=scores,
         k=k,
-        n_prompts=batch.n_prompts,
+        n_prompts=count_prompts(batch),
         n_queries=len(set(batch.queries)),
         outcome=outcome,
         positions=getattr(head_measure, "positions", "last"),

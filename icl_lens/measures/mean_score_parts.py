@@ -32,7 +32,8 @@ from icl_lens.intervals import mean_intervals
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.head import AnyHead, Head, as_head
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch import PromptBatch, count_prompts
+from icl_lens.prompts.batch_checks import require_demonstrations
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.reading.activations import Activations
@@ -238,7 +239,7 @@ def mean_score_parts(
     if not checked_heads:
         raise InputError("heads must name at least one head, got none; pass e.g. ['L2H1']")
     check_at_least(1, n_strongest=n_strongest)
-    batch.require_demonstrations("true label", "pass prompts with demonstrations")
+    require_demonstrations(batch, "true label", "pass prompts with demonstrations")
     for prompt in batch.prompts:
         if prompt.has_own_answer:
             raise InputError(
@@ -264,7 +265,7 @@ def mean_score_parts(
             group_tables += head_parts.group_tables(batch.queries)
         result = MeanScoreParts(
             heads=checked_heads,
-            n_prompts=batch.n_prompts,
+            n_prompts=count_prompts(batch),
             n_queries=len(set(batch.queries)),
             values_are_exact=is_exact,
             writers=pd.concat(writer_tables, ignore_index=True),

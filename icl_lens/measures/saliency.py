@@ -24,7 +24,8 @@ from icl_lens.edits.recomputed_patterns import LayerValues, recording_hooks
 from icl_lens.errors import InputError
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch_checks import check_batch, require_demonstrations
 from icl_lens.result.base import Result
 from icl_lens.result.tables import long_frame, plural_prompts
 from icl_lens.result.view import View, table_view
@@ -149,8 +150,8 @@ def saliency_flow(model: Any, batch: PromptBatch, *, progress: bool | None = Non
         (True, 0.0)
     """
     check_batch(batch)
-    batch.require_demonstrations(
-        "flow through labels", "use attention_saliency, which needs no labels"
+    require_demonstrations(
+        batch, "flow through labels", "use attention_saliency, which needs no labels"
     )
 
     def means_of(piece: PromptBatch) -> Reduction:

@@ -23,7 +23,8 @@ from icl_lens.intervals import mean_intervals
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.passes.locking import reserves_model
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch_checks import check_batch
 from icl_lens.reading.capture import capture
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import signed

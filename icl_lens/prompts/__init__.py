@@ -18,8 +18,10 @@ Tasks:
 Tokens:
 
 5. `tokenize` converts prompts to a right-padded `batch`, which stores the token that scores each
-   label; `batch_state` is how files store it. `beginning` is how prompts begin.
+   label; `batch_checks` are the checks of functions that take one, and `batch_state` is how files
+   store it. `beginning` is how prompts begin.
 6. `token_alignment` maps each text and label to its tokens by character offsets; `label_tokens`
-   finds where labels that begin alike part; `roles` names the roles of tokens.
+   finds where labels that begin alike part. `decisions` is what a batch stores of such labels, and
+   `decision_rows` selects its rows and columns. `roles` names the roles of tokens.
 7. `token_ids` checks ids and positions that users give; `token_rows` pads rows of ids.
 """

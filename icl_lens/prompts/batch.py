@@ -1,17 +1,17 @@
 """Tokenized prompts (`PromptBatch`) and the positions of their labels and texts."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import compress
+from dataclasses import dataclass, replace
 from typing import Any, Literal, SupportsIndex, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from icl_lens.digest import json_digest
 from icl_lens.errors import InputError, check_at_least, short_repr
+from icl_lens.prompts.decisions import Decisions
 from icl_lens.prompts.name_order import quoted_list
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.prompts.token_ids import (
@@ -19,11 +19,9 @@ from icl_lens.prompts.token_ids import (
     TokenPositions,
     check_context_length,
     check_ids,
-    check_no_padding,
     ids_per_row,
     padded_ids,
     resolve_positions,
-    vocabulary_digest,
 )
 from icl_lens.prompts.token_rows import fields_without_labels, rows_of_ids
 
@@ -51,6 +49,7 @@ class PromptBatch:
         (torch.Size([1, 19]), tensor([18]))
     """
 
+    # Rows of tokens
     tokens: Int[Tensor, "batch pos"]
     """Token ids, padded on the right where `attention_mask` is 0; `left_padded` has them as
     `model.generate` needs.
@@ -59,25 +58,45 @@ class PromptBatch:
     """1 on tokens, 0 on padding."""
     last: Int[Tensor, " batch"]
     """Position of each row's last token, where the label is predicted."""
+    token_strings: list[list[str]]
+    """Each row's tokens without padding, decoded one by one; for display only, since joining them
+    loses white space.
+    """
+    token_names: list[list[str]]
+    """`token_strings` with visible white space: "␣to", line breaks as "⏎"."""
+    texts: tuple[str, ...]
+    """The full text of each row."""
+
+    # Labels, and the token that scores each
+    labels: tuple[str, ...]
+    """The labels of all prompts, without duplicates; the prompts may have different ones
+    (`label_mask`).
+    """
+    label_tokens: Int[Tensor, " label"]
+    """The token each label is scored by: its first after the query, or the first that tells it from
+    the others.
+    """
+    label_mask: Bool[Tensor, "batch label"]
+    """Which labels each row chooses between; they are scored by different tokens."""
+    answer: Int[Tensor, " batch"]
+    """The correct label, as an index into `labels`."""
+    decisions: Decisions
+    """The whole labels that `labels` stand for, and the decision between them that each row ends
+    at. Only labels that begin alike need it.
+    """
+
+    # Where demonstrations and the query are
+    label_index: Int[Tensor, "batch demo"]
+    """Each demonstration's label, as an index into `labels`."""
     label_positions: Int[Tensor, "batch demo"]
     """Position of the token that each demonstration's label is scored by: the first that tells the
-    labels apart.
+    labels apart; -1 if missing.
     """
     label_ranges: Int[Tensor, "batch demo 2"]
     """The token range of each demonstration's label: start and end, end exclusive.
 
     A token of white space before the label belongs to it only if the label is scored by this token.
     """
-    label_index: Int[Tensor, "batch demo"]
-    """Each demonstration's label, as an index into `labels`."""
-    label_mask: Bool[Tensor, "batch label"]
-    """Which labels each row chooses between; they are scored by different tokens."""
-    label_tokens: Int[Tensor, " label"]
-    """The token each label is scored by: its first after the query, or the first that tells it from
-    the others.
-    """
-    answer: Int[Tensor, " batch"]
-    """The correct label, as an index into `labels`."""
     text_ranges: Int[Tensor, "batch demo 2"]
     """The token range of each demonstration's text: start and end, end exclusive."""
     demonstration_ranges: Int[Tensor, "batch demo 2"]
@@ -86,39 +105,12 @@ class PromptBatch:
     """
     query_range: Int[Tensor, "batch 2"]
     """The token range of the query's text: start and end, end exclusive."""
-    labels: tuple[str, ...]
-    """The labels of all prompts, without duplicates; the prompts may have different ones
-    (`label_mask`).
-    """
+
+    # What was tokenized, and how
     prompts: tuple[Prompt, ...]
     """One per row; empty for texts without demonstrations."""
     template: Template
-    token_strings: list[list[str]]
-    """Each row's tokens without padding, decoded one by one; for display only, since joining them
-    loses white space.
-    """
-    token_names: list[list[str]] = field(default_factory=list)
-    """`token_strings` with visible white space: "␣to", line breaks as "⏎"."""
-    texts: tuple[str, ...] = ()
-    """The full text of each row."""
-    targets: Int[Tensor, " batch"] | None = None
-    """The token each row is scored by, if it is not the answer's label token; -1 for none."""
-    against: Int[Tensor, "batch other"] | None = None
-    """Tokens to compare each row's target with, padded with -1; None for no comparison."""
-    prompt_index: Int[Tensor, " batch"] | None = None
-    """The index of each row's prompt, if several rows are prefixes of one prompt (see `at`)."""
-    whole_labels: tuple[str, ...] = ()
-    """The labels as they are written. In `labels`, several of them are one if their tokens are the
-    same up to a decision.
-    """
-    label_groups: tuple[tuple[str, ...], ...] = ()
-    """The whole labels that each of `labels` stands for: several if they agree up to a decision."""
-    n_appended: Int[Tensor, " batch"] | None = None
-    """The number of label tokens at the end of each row, up to which its labels agree."""
-    decision_index: Int[Tensor, " batch"] | None = None
-    """The index of each row's prompt, if prompts have several rows because their labels begin alike
-    (`tokenize`).
-    """
+    """What the prompts were written with."""
     vocabulary: str = ""
     """A digest of the tokenizer's vocabulary, to reject models with another one; empty if
     unknown.
@@ -128,9 +120,13 @@ class PromptBatch:
     default.
     """
 
-    def __post_init__(self) -> None:
-        if not self.token_names:
-            object.__setattr__(self, "token_names", self.token_strings)
+    # Rows that are scored by other tokens than labels, and rows of one prompt
+    targets: Int[Tensor, " batch"] | None = None
+    """The token each row is scored by, if it is not the answer's label token; -1 for none."""
+    against: Int[Tensor, "batch other"] | None = None
+    """Tokens to compare each row's target with, padded with -1; None for no comparison."""
+    prompt_index: Int[Tensor, " batch"] | None = None
+    """The index of each row's prompt, if several rows are prefixes of one prompt (see `at`)."""
 
     @property
     def prediction_positions(self) -> Int[Tensor, "batch demo"]:
@@ -167,25 +163,7 @@ class PromptBatch:
             >>> batch.token_roles[0][-4:]
             ['true label', 'query', 'query', 'last']
         """
-        return [[ROLES[role] for role in row if role >= 0] for row in self.role_indices.tolist()]
-
-    @property
-    def role_indices(self) -> Int[Tensor, "batch pos"]:
-        """Each token's role as an index into `ROLES`, -1 at padding."""
-        n, width = self.tokens.shape
-        position = torch.arange(width, device=self.tokens.device)
-        roles = torch.full((n, width), ROLES.index("other"), device=position.device)
-        for name, ranges in (("text", self.text_ranges), ("query", self.query_range[:, None])):
-            start, end = ranges[..., :1], ranges[..., 1:]
-            inside = (position >= start) & (position < end) & (start >= 0)
-            roles[inside.any(1)] = ROLES.index(name)
-        of_labels = self.label_token_positions
-        is_true = self.label_index == self.answer[:, None]
-        for name, is_kind in (("true label", is_true), ("false label", ~is_true)):
-            row, demonstration, token = ((of_labels >= 0) & is_kind[..., None]).nonzero().unbind(1)
-            roles[row, of_labels[row, demonstration, token]] = ROLES.index(name)
-        roles[torch.arange(n), self.last] = ROLES.index("last")
-        return roles.masked_fill(position > self.last[:, None], -1)
+        return [[ROLES[role] for role in row if role >= 0] for row in role_indices(self).tolist()]
 
     @property
     def answer_tokens(self) -> Int[Tensor, " batch"]:
@@ -204,68 +182,7 @@ class PromptBatch:
         As `against`, they give the components that favor the answer over the other labels.
         """
         is_other = torch.arange(len(self.labels), device=self.answer.device) != self.answer[:, None]
-        return self._label_tokens_where(is_other & (self.answer >= 0)[:, None])
-
-    def tokens_to_compare(
-        self, targets: Int[Tensor, " batch"]
-    ) -> Int[Tensor, "batch other"] | None:
-        """Return what targets are compared with by default: the tokens of each prompt's other
-        labels, or `against`.
-
-        Rows are padded with -1; None if no row has such tokens. Rows with `targets` of their own
-        have no labels to compare with, only `against`.
-        """
-        if self.targets is not None:
-            return self.against
-        others = self._label_tokens_where(
-            self.label_tokens != targets.to(self.label_tokens.device)[:, None]
-        )
-        return others if bool((others >= 0).any()) else None
-
-    def _label_tokens_where(
-        self, is_selected: Bool[Tensor, "batch label"]
-    ) -> Int[Tensor, "batch selected"]:
-        """Return the tokens of selected labels of each prompt, padded with -1 on the right; at
-        least one column.
-        """
-        is_selected = is_selected & self.label_mask
-        width = max(1, int(is_selected.sum(1).max()))
-        # Selected labels come first.
-        order = is_selected.int().argsort(dim=1, descending=True, stable=True)[:, :width]
-        return torch.where(is_selected.gather(1, order), self.label_tokens[order], -1)
-
-    def whole_scores(
-        self, scores: Float[Tensor, "batch label"]
-    ) -> Float[Tensor, "prompt whole_label"]:
-        """Return each whole label's score: the sum over its decisions; one row per prompt, columns
-        `whole_labels`.
-
-        Sums of log-probabilities (`il.score`) are exact up to the tokens that no decision needs,
-        since the labels leave no choice there. Labels that no row of a prompt offers have −∞.
-        Tokenize prompts without answers to have the decisions of all labels; with an answer, those
-        of other labels that agree with each other are missing.
-
-        Example:
-            >>> bool((batch.whole_scores(il.score(model, batch)) == il.score(model, batch)).all())
-            True
-        """
-        self.require_labels("label to score", "score the answer of an il.Text instead")
-        scores, mask = scores.as_subclass(Tensor), self.label_mask.to(scores.device)
-        stands_for = torch.zeros(len(self.label_groups), len(self.whole_labels)).to(scores)
-        for column, group in enumerate(self.label_groups):
-            stands_for[column, [self.whole_labels.index(label) for label in group]] = 1
-        offered_scores = scores.masked_fill(~mask, 0.0) @ stands_for
-        n_offered = mask.to(scores) @ stands_for
-        if self.decision_index is None:
-            prompt_of_row = torch.arange(len(self))
-        else:
-            prompt_of_row = self.decision_index.cpu()
-        _, prompt_of_row = prompt_of_row.unique(return_inverse=True)
-        by_row = torch.stack([offered_scores, n_offered], dim=-1)
-        by_prompt = by_row.new_zeros(int(prompt_of_row.max()) + 1, *by_row.shape[1:])
-        by_prompt = by_prompt.index_add(0, prompt_of_row.to(scores.device), by_row)
-        total, n_choices = by_prompt.unbind(-1)
-        return total.masked_fill(n_choices == 0, -torch.inf)
+        return tokens_of_labels(self, is_other & (self.answer >= 0)[:, None])
 
     @property
     def queries(self) -> tuple[str, ...]:
@@ -289,24 +206,6 @@ class PromptBatch:
         """
         return self.label_positions.shape[1] > 0
 
-    def require_labels(self, what: str, alternative: str) -> None:
-        """Raise InputError if the batch has no labels, without which `what` is undefined;
-        `alternative` is the fix.
-        """
-        if not self.labels:
-            raise InputError(
-                f"the prompts have no demonstrations, so there is no {what}; {alternative}"
-            )
-
-    def require_demonstrations(self, what: str, alternative: str) -> None:
-        """Raise InputError if no prompt shows a label, without which `what` is undefined;
-        `alternative` is the fix.
-        """
-        if not self.has_demonstrations:
-            raise InputError(
-                f"the prompts have no demonstrations, so there is no {what}; {alternative}"
-            )
-
     def __len__(self) -> int:
         return len(self.tokens)
 
@@ -322,35 +221,7 @@ class PromptBatch:
         first_names = {names[0] for names in self.token_names}
         if len(first_names) == 1:
             beginning = f", all beginning with {first_names.pop()!r}"
-        return f"PromptBatch({self.size_summary}{beginning}, {contents})"
-
-    @property
-    def size_summary(self) -> str:
-        """The number of prompts and tokens, such as "100 prompts × 14 tokens"."""
-        lengths = (self.last + 1).tolist()
-        shortest, longest = min(lengths), max(lengths)
-        n_tokens = f"{shortest}–{longest}" if shortest < longest else f"{longest}"
-        return f"{self.count_summary} × {n_tokens} token" + "s" * (n_tokens != "1")
-
-    @property
-    def n_prompts(self) -> int:
-        """The number of prompts, which is smaller than that of rows if these are several positions
-        or decisions.
-        """
-        index = self.decision_index if self.prompt_index is None else self.prompt_index
-        return len(self) if index is None else len(index.unique())
-
-    @property
-    def count_summary(self) -> str:
-        """The number of prompts and, if it is another, that of rows, such as "20 prompts at 35
-        decisions".
-        """
-        n = self.n_prompts
-        prompts = f"{n:,} prompt" + "s" * (n != 1)
-        if n == len(self):
-            return prompts
-        rows = "decisions" if self.prompt_index is None else "positions"
-        return f"{prompts} at {len(self):,} {rows}"
+        return f"PromptBatch({size_in_words(self)}{beginning}, {contents})"
 
     @classmethod
     def from_tokens(
@@ -464,38 +335,12 @@ class PromptBatch:
             prompt_index=rows if self.prompt_index is None else full.prompt_index,
         )
 
-    def with_own_labels(self) -> "PromptBatch":
-        """Return the batch with only the `labels` that its prompts choose between or show."""
-        demonstrated = self.label_index[self.label_index >= 0].unique()
-        used = self.label_mask.any(0).index_fill(0, demonstrated, True).nonzero()[:, 0]
-        if len(used) == len(self.labels):
-            return self
-        # New index of each label; the last entry stands for no label (-1).
-        new_index = torch.full((len(self.labels) + 1,), -1, device=used.device)
-        new_index[used] = torch.arange(len(used), device=used.device)
-        return replace(
-            self,
-            labels=tuple(self.labels[label] for label in used.tolist()),
-            label_groups=tuple(self.label_groups[label] for label in used.tolist()),
-            label_tokens=self.label_tokens[used],
-            label_mask=self.label_mask[:, used],
-            label_index=new_index[self.label_index],
-            answer=new_index[self.answer],
-        )
-
-    def first_decisions(self) -> "PromptBatch":
-        """Return one row per prompt, the one that ends with the prompt."""
-        if self.decision_index is None:
-            return self
-        before = torch.cat([self.decision_index.new_full((1,), -1), self.decision_index[:-1]])
-        return replace(self[self.decision_index != before], decision_index=None)
-
     def __getitem__(self, index: SupportsIndex | slice | Sequence[int] | Tensor) -> "PromptBatch":
         """Return the selected rows as a batch; an integer selects a batch of one row.
 
         Raise IndexError for a row out of range, and InputError if no row is selected.
         """
-        rows = self.selected_rows(index)
+        rows = selected_rows(len(self), index)
         tensors = {
             name: value[rows] for name, value in self._tensors().items() if name != "label_tokens"
         }
@@ -504,26 +349,12 @@ class PromptBatch:
         return replace(
             self,
             **tensors,
+            decisions=self.decisions.select(rows),
             prompts=tuple(self.prompts[row] for row in rows) if self.prompts else (),
             token_strings=[self.token_strings[row] for row in rows],
             token_names=[self.token_names[row] for row in rows],
             texts=tuple(self.texts[row] for row in rows) if self.texts else (),
         )
-
-    def selected_rows(self, index: Any) -> list[int]:
-        """Return the numbers of the rows that an index selects; raise the errors of
-        `batch[index]`.
-        """
-        if isinstance(index, Tensor):
-            index = index.cpu().numpy()
-        elif isinstance(index, Iterable) and not isinstance(index, np.ndarray):
-            index = list(index)
-        rows = np.arange(len(self))[index].reshape(-1).tolist()
-        if not rows:
-            raise InputError(
-                f"index must select at least one of {len(self)} rows, got {short_repr(index)}"
-            )
-        return rows
 
     def left_padded(self) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]:
         """Return tokens and attention mask padded on the left, for generation, which continues the
@@ -554,21 +385,86 @@ class PromptBatch:
 
     def to(self, device: torch.device | str) -> "PromptBatch":
         """Return the batch with its tensors on `device`."""
-        return replace(self, **{name: value.to(device) for name, value in self._tensors().items()})
+        tensors = {name: value.to(device) for name, value in self._tensors().items()}
+        return replace(self, decisions=self.decisions.to(device), **tensors)
 
     def _tensors(self) -> dict[str, Tensor]:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
 
-def check_batch(batch: Any, name: str = "batch") -> None:
-    """Raise InputError for anything but a batch, such as a list of prompts; `name` is that of the
-    argument.
+def role_indices(batch: PromptBatch) -> Int[Tensor, "batch pos"]:
+    """Return each token's role as an index into `ROLES`, -1 at padding."""
+    n, width = batch.tokens.shape
+    position = torch.arange(width, device=batch.tokens.device)
+    roles = torch.full((n, width), ROLES.index("other"), device=position.device)
+    for name, ranges in (("text", batch.text_ranges), ("query", batch.query_range[:, None])):
+        start, end = ranges[..., :1], ranges[..., 1:]
+        inside = (position >= start) & (position < end) & (start >= 0)
+        roles[inside.any(1)] = ROLES.index(name)
+    of_labels = batch.label_token_positions
+    is_true = batch.label_index == batch.answer[:, None]
+    for name, is_kind in (("true label", is_true), ("false label", ~is_true)):
+        row, demonstration, token = ((of_labels >= 0) & is_kind[..., None]).nonzero().unbind(1)
+        roles[row, of_labels[row, demonstration, token]] = ROLES.index(name)
+    roles[torch.arange(n), batch.last] = ROLES.index("last")
+    return roles.masked_fill(position > batch.last[:, None], -1)
+
+
+def tokens_of_labels(
+    batch: PromptBatch, is_selected: Bool[Tensor, "batch label"]
+) -> Int[Tensor, "batch selected"]:
+    """Return the tokens of selected labels of each prompt, padded with -1 on the right; at least
+    one column.
     """
-    if not isinstance(batch, PromptBatch):
+    is_selected = is_selected & batch.label_mask
+    width = max(1, int(is_selected.sum(1).max()))
+    # Selected labels come first.
+    order = is_selected.int().argsort(dim=1, descending=True, stable=True)[:, :width]
+    return torch.where(is_selected.gather(1, order), batch.label_tokens[order], -1)
+
+
+def selected_rows(n_rows: int, index: Any) -> list[int]:
+    """Return the numbers of the rows that an index of a batch selects; raise the errors of
+    `batch[index]`.
+    """
+    if isinstance(index, Tensor):
+        index = index.cpu().numpy()
+    elif isinstance(index, Iterable) and not isinstance(index, np.ndarray):
+        index = list(index)
+    rows = np.arange(n_rows)[index].reshape(-1).tolist()
+    if not rows:
         raise InputError(
-            f"{name} must be a PromptBatch of tokenized prompts, got {type(batch).__name__}; pass "
-            "il.tokenize(model, prompts)"
+            f"index must select at least one of {n_rows} rows, got {short_repr(index)}"
         )
+    return rows
+
+
+def count_prompts(batch: PromptBatch) -> int:
+    """Return the number of prompts, which is smaller than that of rows if these are several
+    positions or decisions.
+    """
+    index = batch.decisions.prompt_index if batch.prompt_index is None else batch.prompt_index
+    return len(batch) if index is None else len(index.unique())
+
+
+def count_in_words(batch: PromptBatch) -> str:
+    """Return the number of prompts and, if it is another, that of rows, such as "20 prompts at 35
+    decisions".
+    """
+    n_prompts = count_prompts(batch)
+    prompts = f"{n_prompts:,} prompt" + "s" * (n_prompts != 1)
+    if n_prompts == len(batch):
+        return prompts
+    rows = "decisions" if batch.prompt_index is None else "positions"
+    return f"{prompts} at {len(batch):,} {rows}"
+
+
+def size_in_words(batch: PromptBatch) -> str:
+    """Return the number of prompts and tokens, such as "100 prompts × 14 tokens"."""
+    lengths = (batch.last + 1).tolist()
+    shortest, longest = min(lengths), max(lengths)
+    n_tokens = f"{shortest}–{longest}" if shortest < longest else f"{longest}"
+    return f"{count_in_words(batch)} × {n_tokens} token" + "s" * (n_tokens != "1")
 
 
 def with_answers(batch: PromptBatch, answer: Int[Tensor, " batch"]) -> PromptBatch:
@@ -586,29 +482,6 @@ def prompts_digest(batch: PromptBatch) -> str:
     for ids, last in zip(batch.tokens.tolist(), batch.last.tolist(), strict=True):
         unpadded.append(ids[: last + 1])
     return json_digest([unpadded, batch.answer_tokens.tolist()])
-
-
-def check_vocabulary(model: Any, batch: PromptBatch, what: str) -> None:
-    """Raise InputError if a batch was tokenized with a vocabulary other than the model's, or has
-    unmasked padding.
-    """
-    size = getattr(model.cfg, "d_vocab", None)
-    largest = int(batch.tokens.max())
-    if size is not None and largest >= size:
-        raise InputError(
-            f"{what} was tokenized for another model: it contains token id {largest}, but the "
-            f"model's vocabulary size is {size}; re-tokenize the prompts for this model"
-        )
-    tokenizer = getattr(model, "tokenizer", None)
-    if not batch.vocabulary:  # ids that no tokenizer has checked
-        rows = []
-        for ids, mask in zip(batch.tokens.tolist(), batch.attention_mask.tolist(), strict=True):
-            rows.append(list(compress(ids, mask)))
-        check_no_padding(tokenizer, rows)
-    elif tokenizer is not None and vocabulary_digest(tokenizer) != batch.vocabulary:
-        raise InputError(
-            f"{what} was tokenized with another vocabulary; re-tokenize the prompts for this model"
-        )
 
 
 def check_against_differs(batch: PromptBatch) -> None:

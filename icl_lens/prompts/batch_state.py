@@ -7,19 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.decisions import Decisions
 from icl_lens.prompts.prompt import Demonstration, Prompt, Template
 from icl_lens.shapes import check_shapes
 
-VALUES = (
-    "labels",
-    "token_strings",
-    "token_names",
-    "texts",
-    "whole_labels",
-    "label_groups",
-    "vocabulary",
-    "prepend_bos",
-)
+VALUES = ("labels", "token_strings", "token_names", "texts", "vocabulary", "prepend_bos")
 """Fields that JSON stores as they are."""
 
 
@@ -29,6 +21,11 @@ def batch_state(batch: PromptBatch) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     tensors = {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
     values = {name: getattr(batch, name) for name in VALUES}
+    decisions = batch.decisions
+    tensors["n_appended"] = decisions.n_appended
+    if decisions.prompt_index is not None:
+        tensors["decision_index"] = decisions.prompt_index
+    values["whole_labels"], values["label_groups"] = decisions.whole_labels, decisions.groups
     values["template"] = asdict(batch.template)
     values["prompts"] = []
     for prompt in batch.prompts:
@@ -46,7 +43,9 @@ def batch_from_state(tensors: dict[str, Tensor], values: dict[str, Any]) -> Prom
     for pairs, query, answer, labels in values["prompts"]:
         demonstrations = [Demonstration(*pair) for pair in pairs]
         prompts.append(Prompt(demonstrations, query, answer, labels))
-    check_shapes(PromptBatch, tensors)
+    fields = dict(tensors)
+    decisions = _decisions(fields, values)
+    check_shapes(PromptBatch, fields)
     prepend_bos = values.get("prepend_bos")
     if not (prepend_bos is None or isinstance(prepend_bos, bool)):
         raise ValueError("prepend_bos is neither true, false nor null")
@@ -54,15 +53,14 @@ def batch_from_state(tensors: dict[str, Tensor], values: dict[str, Any]) -> Prom
     if not isinstance(vocabulary, str):
         raise ValueError("its vocabulary is no text")
     batch = PromptBatch(
-        **tensors,
+        **fields,
+        decisions=decisions,
         labels=_texts(values["labels"]),
         prompts=tuple(prompts),
         template=Template(**values["template"]),
         token_strings=list(map(list, map(_texts, values["token_strings"]))),
         token_names=list(map(list, map(_texts, values["token_names"]))),
         texts=_texts(values["texts"]),
-        whole_labels=_texts(values.get("whole_labels", ())),
-        label_groups=tuple(map(_texts, values.get("label_groups", ()))),
         vocabulary=vocabulary,
         prepend_bos=prepend_bos,
     )
@@ -71,14 +69,32 @@ def batch_from_state(tensors: dict[str, Tensor], values: dict[str, Any]) -> Prom
     return batch
 
 
+def _decisions(tensors: dict[str, Tensor], values: dict[str, Any]) -> Decisions:
+    """Take the tensors of a batch's decisions out of all of its tensors; return its decisions.
+
+    Files of texts without demonstrations may lack `n_appended`.
+    """
+    n_rows = len(tensors["last"])
+    no_labels = Decisions.without_labels(n_rows)
+    of_decisions: dict[str, Any] = {
+        "n_appended": tensors.pop("n_appended", no_labels.n_appended.to(tensors["last"].device)),
+        "prompt_index": tensors.pop("decision_index", None),
+    }
+    check_shapes(Decisions, of_decisions, {"batch": n_rows})
+    whole_labels = _texts(values.get("whole_labels", ()))
+    groups = tuple(map(_texts, values.get("label_groups", ())))
+    return Decisions(whole_labels, groups, **of_decisions)
+
+
 def _check_lengths(batch: PromptBatch) -> None:
     """Raise ValueError for lists of another length than the batch."""
     n_rows, n_labels = len(batch), len(batch.labels)
     if n_rows < 1:
         raise ValueError("it has no rows")
-    for name in ("prompts", "texts", "token_strings"):
+    for name in ("prompts", "texts", "token_strings", "token_names"):
         n_entries = len(getattr(batch, name))
-        if n_entries not in (0, n_rows):
+        may_be_empty = name in ("prompts", "texts")
+        if n_entries != n_rows and not (may_be_empty and n_entries == 0):
             raise ValueError(f"{name} has {n_entries} entries for {n_rows} rows")
     if len(batch.label_tokens) != n_labels:
         raise ValueError(

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from icl_lens.prompts.batch import ROLES, PromptBatch, Role
+from icl_lens.prompts.batch import ROLES, PromptBatch, Role, role_indices
 
 EdgeRole = Literal[Role, "label"]
 """A role, or "label" for both true and false labels."""
@@ -27,7 +27,7 @@ def role_masks(
     batch: PromptBatch, roles: Sequence[EdgeRole] = EDGE_ROLES
 ) -> Bool[Tensor, "batch role pos"]:
     """Return which tokens have each role."""
-    role_of_token = batch.role_indices
+    role_of_token = role_indices(batch)
     masks = []
     for role in roles:
         indices = torch.tensor(indices_in_roles(role), device=role_of_token.device)

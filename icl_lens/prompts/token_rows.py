@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from icl_lens.errors import InputError, short_repr
+from icl_lens.prompts.decisions import Decisions
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE
 from icl_lens.prompts.token_ids import (
     PAD,
@@ -73,6 +74,7 @@ def fields_without_labels(
         "labels": (),
         "prompts": (),
         "template": DEFAULT_TEMPLATE,
+        "decisions": Decisions.without_labels(n),
         "texts": tuple(texts),
         "targets": torch.full((n,), -1),
     }

@@ -13,6 +13,7 @@ from torch import Tensor
 from icl_lens.errors import InputError, short_repr
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.beginning import warn_of_other_beginning
+from icl_lens.prompts.decisions import Decisions
 from icl_lens.prompts.label_tokens import LabelColumns, LabelPlace, LabelRow, LabelTokens, TokenIds
 from icl_lens.prompts.name_order import in_order, quoted_list
 from icl_lens.prompts.plain_text import Text, tokenize_plain
@@ -63,7 +64,7 @@ def tokenize(
     differ, and a prompt has one row for each such decision between its answer and other labels:
     "very good" is compared with "bad" at "very", and with "very bad" in another row, to which
     "very" is appended. In the first, "very good" and "very bad" are one label, "very…"
-    (`PromptBatch.labels`, `whole_labels`). A prompt without answer has a row for every decision
+    (`PromptBatch.labels`, `decisions`). A prompt without answer has a row for every decision
     between its labels. If its answer is a word of its own, which no demonstration shows, it has one
     row: the answer's first token is compared with those of the other labels that differ from it.
 
@@ -210,10 +211,14 @@ def _tokenize(
             rows.append(_Row(prompt, text, prefix, start, row_columns, places))
             prompt_numbers.append(number)
     check_context_length(model, [row.ids for row in rows])
-    batch = _batch_of_rows(tokenizer, rows, columns)
-    batch = replace(batch, template=template, whole_labels=labels, prepend_bos=prepend_bos)
-    if len(rows) != len(prompts):
-        batch = replace(batch, decision_index=torch.tensor(prompt_numbers))
+    decisions = Decisions(
+        whole_labels=labels,
+        groups=columns.groups,
+        n_appended=torch.tensor([len(row.start) for row in rows]),
+        prompt_index=None if len(rows) == len(prompts) else torch.tensor(prompt_numbers),
+    )
+    batch = _batch_of_rows(tokenizer, rows, columns, decisions)
+    batch = replace(batch, template=template, prepend_bos=prepend_bos)
     device = getattr(model.cfg, "device", None)
     return batch if device is None else batch.to(device)
 
@@ -269,7 +274,9 @@ def _label_places(
     return places
 
 
-def _batch_of_rows(tokenizer: Any, rows: Sequence[_Row], columns: LabelColumns) -> PromptBatch:
+def _batch_of_rows(
+    tokenizer: Any, rows: Sequence[_Row], columns: LabelColumns, decisions: Decisions
+) -> PromptBatch:
     """Return the rows as a batch, with the default template."""
     n_demonstrations = max(len(row.prompt.demonstrations) for row in rows)
     no_range = (-1, -1)
@@ -296,8 +303,7 @@ def _batch_of_rows(tokenizer: Any, rows: Sequence[_Row], columns: LabelColumns) 
         prompts=tuple(row.prompt for row in rows),
         template=DEFAULT_TEMPLATE,
         texts=tuple(row.text.rendered.text for row in rows),
-        label_groups=columns.groups,
-        n_appended=torch.tensor([len(row.start) for row in rows]),
+        decisions=decisions,
     )
 
 
@@ -410,10 +416,9 @@ def tokenizer_like(model: Any, batch: PromptBatch) -> TokenizeLike:
     Raise InputError unless `tokenize` gives `batch` for its own prompts, which it does not if `at`
     has selected positions.
     """
-    assert batch.n_appended is not None  # prompts have it
-    starts = []
+    decisions, starts = batch.decisions, []
     for ids, last, n_appended in zip(
-        batch.tokens.tolist(), batch.last.tolist(), batch.n_appended.tolist(), strict=True
+        batch.tokens.tolist(), batch.last.tolist(), decisions.n_appended.tolist(), strict=True
     ):
         starts.append(tuple(ids[last + 1 - n_appended : last + 1]))
 
@@ -425,7 +430,7 @@ def tokenizer_like(model: Any, batch: PromptBatch) -> TokenizeLike:
             model,
             tuple(prompts),
             template=batch.template,
-            labels=tuple(label for label in batch.whole_labels if label in used),
+            labels=tuple(label for label in decisions.whole_labels if label in used),
             prepend_bos=batch.prepend_bos,
             starts=[starts[row] for row in rows],
         )

@@ -4,10 +4,10 @@ parts.
 Passes and what is kept of them:
 
 1. `capture` runs prompts, and `recorder` keeps vectors at the last position and at labels, the last
-   query's attention, and values. `activations` is what users get; `serialization` stores it.
-   Unless `check=False`, heads must sum to the attention output, sublayers to the residual stream,
-   and the readout must give the model's logits. `cache_checks` compares a TransformerLens cache
-   with its batch.
+   query's attention, and values (`pass_values`). `activations` is what users get;
+   `saved_activations` are its files, which `serialization` reads and writes. Unless `check=False`,
+   heads must sum to the attention output, sublayers to the residual stream, and the readout must
+   give the model's logits. `cache_checks` compares a TransformerLens cache with its batch.
 2. `passes` gives logits at the last position only. `layer_inputs` records what layers get as input,
    and begins passes there; `writers` records what each component wrote.
 
@@ -16,8 +16,9 @@ What the answer gets from each part:
 3. `scored_tokens` chooses the tokens that are scored, `label_scores` are scores of labels, and
    `multi_token_labels` scores labels of several tokens whole. `answer_spacing` warns of an answer
    that lacks the space before it.
-4. `decompose` splits what layers add into heads, (head, position) parts and neurons; `increases` is
-   what each adds to log p(answer); `search` finds the largest without computing all.
+4. `head_parts` is what heads read and write. `decompose` splits what layers add into heads, (head,
+   position) parts and neurons; `increases` is what each adds to log p(answer); `search` finds the
+   largest without computing all.
 
 What one head compares and carries:
 

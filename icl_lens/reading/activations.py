@@ -2,13 +2,13 @@
 and all values.
 """
 
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from einops import einsum
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.errors import InputError, check_choice, short_repr
@@ -17,31 +17,21 @@ from icl_lens.models.active_edits import edits_suffix
 from icl_lens.models.head import AnyHead
 from icl_lens.models.readout import Readout
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_vocabulary
-from icl_lens.prompts.batch_state import batch_from_state, batch_state
+from icl_lens.prompts.batch import PromptBatch, selected_rows, size_in_words
+from icl_lens.prompts.batch_checks import require_demonstrations, require_labels
 from icl_lens.prompts.token_ids import TokenPositions
 from icl_lens.reading.cache_checks import check_same_rotations, check_same_tokens
-from icl_lens.reading.decompose import head_outputs, repeat_kv
+from icl_lens.reading.decompose import head_outputs, scaled_rows
 from icl_lens.reading.label_scores import LabelScores
+from icl_lens.reading.pass_values import PassValues
 from icl_lens.reading.passes import NO_LABELS_HINT
 from icl_lens.reading.recorder import ReadPlan, Recorder, at_positions
-from icl_lens.reading.serialization import (
-    damaged_error,
-    read_metadata,
-    read_tensors,
-    write_tensors,
-)
+from icl_lens.reading.saved_activations import read_activations, write_activations
 from icl_lens.reading.writers import Writers
-from icl_lens.shapes import check_shapes
 
 # Relative tolerance of the checked sums, by dtype. Float64 allows more than its own rounding,
 # because the RMSNorm of some families always computes in float32.
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
-
-KIND, VERSION = "activations", 3
-"""Kind and version of the files that `Activations.save` writes; the version increases when a field
-changes meaning.
-"""
 
 
 @dataclass(frozen=True)
@@ -54,9 +44,6 @@ class Activations:
     `mlp_out` are the normed outputs that reach the residual stream, and `attn_scale`, `mlp_scale`
     hold that norm's scale at the last position.
 
-    Rows that end at different positions of one prompt come from one pass and share its values: row
-    i has `pass_v[pass_index[i]]`. `v` and `values` return them for every row.
-
     Weights are those that the model has when a function reads them: capture again after changing
     them.
 
@@ -68,19 +55,25 @@ class Activations:
     """
 
     batch: PromptBatch
+    """The prompts."""
     view: ModelView
+    """The model and its weights."""
     readout: Readout
+    """The final norm and the unembedding, which turn vectors into logits."""
     resid_pre: Float[Tensor, "batch layer d_model"]
     """The residual stream before each layer."""
     attn_out: Float[Tensor, "batch layer d_model"]
+    """What each layer's attention writes."""
     mlp_out: Float[Tensor, "batch layer d_model"]
+    """What each layer's FFN writes."""
     resid_final: Float[Tensor, "batch d_model"]
     """The residual stream after the last layer, before the final norm."""
     z: Float[Tensor, "batch layer head d_head"]
     """Each head's attention-weighted sum of values, before W_O."""
     pattern: Float[Tensor, "batch layer head key"]
     """Attention probabilities of the last query."""
-    pass_v: Float[Tensor, "pass layer key kv_head d_head"]
+    values: PassValues
+    """Each head's values at every position, b_V included."""
     q: Float[Tensor, "batch layer head d_head"]
     """Queries before rotation and before their norm, if they have one."""
     mlp_post: Float[Tensor, "batch layer neuron"] | None
@@ -88,11 +81,10 @@ class Activations:
     label_resid_pre: Float[Tensor, "batch layer demo d_model"]
     """`resid_pre` at the labels' scored tokens."""
     label_attn_out: Float[Tensor, "batch layer demo d_model"]
+    """`attn_out` at the labels' scored tokens."""
     attn_scale: Float[Tensor, "batch layer"] | None = None
     mlp_scale: Float[Tensor, "batch layer"] | None = None
-    pass_index: Int[Tensor, " batch"] | None = None
-    """Each row's index into `pass_v`; None if row i has `pass_v[i]`."""
-
+    """Scales at the last position of norms after attention and FFN; None without such norms."""
     writers: Writers | None = None
     """What earlier components wrote at some positions; None unless captured with `writers`. `save`
     omits it.
@@ -166,23 +158,9 @@ class Activations:
     def __repr__(self) -> str:
         size = f"{self.view.n_layers} layers × {self.view.n_heads} heads"
         return (
-            f"Activations({self.view.name}: {self.batch.size_summary}, "
+            f"Activations({self.view.name}: {size_in_words(self.batch)}, "
             f"{size}){edits_suffix(self.edits)}"
         )
-
-    @property
-    def v(self) -> Float[Tensor, "batch layer key kv_head d_head"]:
-        """Values at every position of every row, b_V included.
-
-        If rows share passes, these are copies; `values` copies only one layer.
-        """
-        return self.pass_v if self.pass_index is None else self.pass_v[self.pass_index]
-
-    def values(self, layer: int) -> Float[Tensor, "batch key kv_head d_head"]:
-        """Return one layer's values at every position, b_V included."""
-        if self.pass_index is None:
-            return self.pass_v[:, layer]
-        return self.pass_v[self.pass_index, layer]
 
     def token_log_probs(self, tokens: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
         """Return the model's log-probability of one token per row, such as `batch.answer_tokens`,
@@ -190,7 +168,7 @@ class Activations:
 
         All biases are included, regardless of `readout.bias`.
         """
-        self.check_device()
+        check_device(self)
         readout = self.readout.using(final_norm="frozen", bias=True)
         return readout.token_log_probs(
             self.resid_final[:, None], tokens.to(self.resid_final.device)
@@ -203,8 +181,8 @@ class Activations:
         All biases are included, regardless of `readout.bias`. Raise InputError for prompts without
         labels, and if two labels of a prompt are scored by the same token.
         """
-        self.batch.require_labels("label to score", NO_LABELS_HINT)
-        self.check_device()
+        require_labels(self.batch, "label to score", NO_LABELS_HINT)
+        check_device(self)
         log_probs = self.readout.using(final_norm="frozen", bias=True).log_probs(self.resid_final)
         tokens = self.batch.label_tokens.to(log_probs.device)
         return LabelScores.from_tensor(log_probs[:, tokens], self.batch.labels)
@@ -214,47 +192,11 @@ class Activations:
         """Each prompt's most probable label, as an index into `batch.labels`."""
         return most_probable(self.label_log_probs, self.batch.label_mask)
 
-    @property
-    def padding(self) -> Bool[Tensor, "batch key"]:
-        """Which positions of `pattern` are after the last token."""
-        keys = torch.arange(self.pattern.shape[-1], device=self.pattern.device)
-        return keys > self.batch.last.to(keys.device)[:, None]
-
-    @property
-    def scaled_z(self) -> Float[Tensor, "batch layer head d_head"]:
-        """Each head's z times the scale of a norm after attention, if there is one: `scaled_z` ·
-        W_O is its output.
-        """
-        z = self.z.to(self.readout.dtype)
-        return z if self.attn_scale is None else z * self.attn_scale[..., None, None]
-
     def head_outputs(self, layer: int) -> Float[Tensor, "batch head d_model"]:
         """Return what each head of a layer writes into the residual stream at the last position."""
-        return head_outputs(self._scaled(self.z, layer), self.view.W_O(layer))
-
-    def scaled_pattern(self, layer: int) -> Float[Tensor, "batch head key"]:
-        """Return the last query's attention, times the scale of a norm after attention, if there is
-        one.
-
-        `scaled_pattern` · `head_values` · W_O is the head's output.
-        """
-        return self._scaled(self.pattern, layer)
-
-    def _scaled(
-        self, x: Float[Tensor, "batch layer head d"], layer: int
-    ) -> Float[Tensor, "batch head d"]:
-        x = x[:, layer].to(self.readout.dtype)
-        return x if self.attn_scale is None else x * self.attn_scale[:, layer, None, None]
-
-    def head_values(self, layer: int) -> Float[Tensor, "batch key head d_head"]:
-        """Return values at every position, key-value groups repeated for their query heads, b_V
-        included.
-        """
-        return repeat_kv(self.values(layer).to(self.readout.dtype), self.view.n_heads)
-
-    def at_labels(self, x: Float[Tensor, "batch key *rest"]) -> Float[Tensor, "batch demo *rest"]:
-        """Return `x` at the labels' scored tokens; zero where a prompt has fewer demonstrations."""
-        return at_positions(x, self.batch.label_positions.to(x.device))
+        scale = None if self.attn_scale is None else self.attn_scale[:, layer]
+        z = scaled_rows(self.z[:, layer].to(self.readout.dtype), scale)
+        return head_outputs(z, self.view.W_O(layer))
 
     # What the labels and the last query hold
     # -----------------------------------------------------------------
@@ -271,7 +213,8 @@ class Activations:
             >>> acts.attention_to_labels().shape
             torch.Size([1, 8, 6, 4])
         """
-        self.batch.require_demonstrations(
+        require_demonstrations(
+            self.batch,
             "label to attend to",
             "use acts.pattern [batch layer head key], the attention to all positions",
         )
@@ -301,7 +244,7 @@ class Activations:
         attention.
 
         A label of several tokens is read at the token it is scored by (`batch.label_positions`);
-        `head_values` has the values at all positions. Contains b_V where the model's values do (raw
+        `values` has those at all positions. Contains b_V where the model's values do (raw
         weights). Zero where a prompt has fewer demonstrations. Raise InputError for an unknown head
         or a batch without demonstrations. Source: the paper, section 3.2; docs/howto/numbers.md.
 
@@ -310,11 +253,14 @@ class Activations:
             torch.Size([1, 4, 96])
         """
         layer, index = self.view.check_head(head)
-        self.batch.require_demonstrations(
-            "label position to read", "use acts.head_values(layer), the values at all positions"
+        require_demonstrations(
+            self.batch,
+            "label position to read",
+            "use acts.values.of_layer(layer), the values at all positions",
         )
         kv = self.view.kv_head(index)
-        v = self.at_labels(self.values(layer)[:, :, kv].to(self.readout.dtype))
+        v = self.values.of_layer(layer)[:, :, kv].to(self.readout.dtype)
+        v = at_positions(v, self.batch.label_positions.to(v.device))
         return head_outputs(v[..., None, :], self.view.W_O(layer)[index : index + 1])[..., 0, :]
 
     def label_keys(
@@ -334,8 +280,10 @@ class Activations:
             torch.Size([1, 4, 96])
         """
         layer, _ = self.view.check_head(head)
-        self.batch.require_demonstrations(
-            "label position to read", "use last_query or top_tokens, which need no labels"
+        require_demonstrations(
+            self.batch,
+            "label position to read",
+            "use last_query or top_tokens, which need no labels",
         )
         check_choice("source", source, ("resid", "attn"))
         if source == "resid":
@@ -381,8 +329,8 @@ class Activations:
             >>> acts.own_label_ranks("L2H0").shape
             torch.Size([1, 4])
         """
-        self.batch.require_demonstrations(
-            "label to rank", "use acts.readout.ranks, which ranks any token"
+        require_demonstrations(
+            self.batch, "label to rank", "use acts.readout.ranks, which ranks any token"
         )
         index = self.batch.label_index.to(self.readout.W_U.device)
         tokens = self.batch.label_tokens.to(index.device)[index.clamp(min=0)]
@@ -403,20 +351,16 @@ class Activations:
         readout = replace(self.readout, scale=self.readout.scale.to(device))
         writers = None if self.writers is None else self.writers.to(device)
         return replace(
-            self, batch=self.batch.to(device), readout=readout, writers=writers, **tensors
+            self,
+            batch=self.batch.to(device),
+            readout=readout,
+            values=self.values.to(device),
+            writers=writers,
+            **tensors,
         )
 
     def _tensors(self) -> dict[str, Tensor]:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-
-    def check_device(self) -> None:
-        """Raise InputError unless the activations are on the model's device."""
-        device, needed = self.z.device, self.view.unembed_device
-        if device != needed:
-            raise InputError(
-                f"activations must be on the model's device {needed}, got {device}; use "
-                f"acts.to({str(needed)!r})"
-            )
 
     def save(self, path: str | Path) -> None:
         """Write all recorded tensors to one safetensors file, which `load` reads with the same
@@ -432,21 +376,7 @@ class Activations:
             >>> again
             Activations(icl-mini: 1 prompt × 19 tokens, 8 layers × 6 heads)
         """
-        batch_tensors, batch_values = batch_state(self.batch)
-        metadata = {
-            **_model_facts(self.view),
-            "model": self.view.name,
-            "weights": self.view.fingerprint(),
-            "final_norm": self.readout.final_norm,
-            "bias": self.readout.bias,
-            "batch": batch_values,
-        }
-        if self.edits:
-            metadata["edits"] = list(self.edits)
-        tensors = self._tensors() | {
-            f"batch.{name}": value for name, value in batch_tensors.items()
-        }
-        write_tensors(path, KIND, VERSION, tensors, metadata)
+        write_activations(path, vars(self))
 
     @classmethod
     def load(cls, path: str | Path, model: Any) -> "Activations":
@@ -455,138 +385,36 @@ class Activations:
         Raise InputError for any other file, for one that is damaged, and for activations of another
         model or other weights (another dtype, processed weights, further training).
         """
-        view = ModelView.of(model)
-        metadata = read_metadata(path, KIND, VERSION)
-        facts = _model_facts(view)
-        recorded = {name: metadata.get(name) for name in facts}
-        if recorded != facts or metadata.get("weights") != view.fingerprint():
-            text = "{architecture} of {layers} layers × {heads} heads in {dtype}"
-            what = text.format(**facts)
-            if recorded == facts:
-                what = "with other weights (training or processing)"
-            raise InputError(
-                f"{str(path)!r} was recorded from {metadata.get('model')} "
-                f"({text.format(**recorded)}), got model {view.name} ({what}); load the recorded "
-                "model or capture again"
-            )
-        tensors = read_tensors(path, KIND, view.unembed_device)
-        try:
-            return cls._from_file(view, tensors, metadata)
-        except InputError as error:  # of the prompts' own checks
-            raise damaged_error(path, KIND, error) from error
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            RuntimeError,
-            IndexError,
-            ArithmeticError,
-        ) as error:
-            raise damaged_error(path, KIND, f"{type(error).__name__}: {error}") from error
-
-    @classmethod
-    def _from_file(
-        cls, view: ModelView, tensors: dict[str, Tensor], metadata: dict[str, Any]
-    ) -> "Activations":
-        """Return activations of a file's tensors and metadata; raise an error if they do not fit
-        each other.
-        """
-        batch_tensors, recorded = {}, {}
-        for name, value in tensors.items():
-            if name.startswith("batch."):
-                batch_tensors[name.removeprefix("batch.")] = value
-            else:
-                recorded[name] = value
-        batch = batch_from_state(batch_tensors, metadata["batch"])
-        required = {field.name for field in fields(cls) if field.default is MISSING}
-        required -= {"batch", "view", "readout", "mlp_post"}
-        unknown = recorded.keys() - {field.name for field in fields(cls)}
-        missing = required - recorded.keys()
-        if unknown or missing:
-            raise ValueError(f"it lacks {sorted(missing)} and has {sorted(unknown)}")
-        check_shapes(cls, recorded, _sizes(view, batch))
-        _check_values_fit(recorded, batch)
-        check_vocabulary(view.model, batch, "batch")
-        final_norm, bias = metadata["final_norm"], metadata["bias"]
-        check_choice("final_norm", final_norm, ("frozen", "own"))
-        readout = view.readout(recorded["resid_final"]).using(
-            final_norm=final_norm, bias=bool(bias)
-        )
-        edits = metadata.get("edits", [])
-        if not isinstance(edits, list) or not all(isinstance(words, str) for words in edits):
-            raise TypeError(f"edits are {edits!r}")
-        return cls(
-            **{"mlp_post": None, **recorded},
-            batch=batch,
-            view=view,
-            readout=readout,
-            edits=tuple(edits),
-        )
+        return cls(**read_activations(path, ModelView.of(model), cls))
 
     def __getitem__(self, index: Any) -> "Activations":
         """Select rows like `batch[index]`; tensors of a slice are views."""
         batch = self.batch[index]
         is_slice = isinstance(index, slice) and (index.step or 1) > 0
         if not is_slice:  # PyTorch has no slices with a negative step
-            index = self.batch.selected_rows(index)
+            index = selected_rows(len(self.batch), index)
         width = batch.tokens.shape[1]
-        tensors = {
-            name: value[index] for name, value in self._tensors().items() if name != "pass_v"
-        }
+        tensors = {name: value[index] for name, value in self._tensors().items()}
         tensors["pattern"] = tensors["pattern"][..., :width]
-        passes = index
-        if "pass_index" in tensors:  # keep only the passes of the selected rows, and renumber them
-            passes, tensors["pass_index"] = tensors["pass_index"].unique(return_inverse=True)
-        tensors["pass_v"] = self.pass_v[:, :, :width][passes]
         writers = None if self.writers is None else self.writers.select(index)
         return replace(
             self,
             batch=batch,
             readout=self.readout.select_prompts(index),
+            values=self.values.select(index, width),
             writers=writers,
             **tensors,
         )
 
 
-def _sizes(view: ModelView, batch: PromptBatch) -> dict[str, int]:
-    """Return the sizes of the axes of recorded tensors, by name."""
-    return {
-        "batch": len(batch),
-        "demo": batch.label_positions.shape[1],
-        "layer": view.n_layers,
-        "head": view.n_heads,
-        "kv_head": view.n_kv_heads,
-        "d_head": view.d_head,
-        "d_model": view.d_model,
-    }
-
-
-def _check_values_fit(tensors: dict[str, Tensor], batch: PromptBatch) -> None:
-    """Raise ValueError for recorded tensors that are not finite or do not belong to the batch."""
-    for name in ("resid_pre", "attn_out", "mlp_out", "resid_final", "z", "q", "pattern"):
-        if not bool(tensors[name].isfinite().all()):
-            raise ValueError(f"{name} is not finite")
-    if tensors["pattern"].shape[-1] <= int(batch.last.max()):
-        raise ValueError(f"pattern has {tensors['pattern'].shape[-1]} keys")
-    n_passes, pass_index = len(tensors["pass_v"]), tensors.get("pass_index")
-    if pass_index is None and n_passes != len(batch):
-        raise ValueError(f"pass_v has {n_passes} passes")
-    if pass_index is not None and not bool(((pass_index >= 0) & (pass_index < n_passes)).all()):
-        raise ValueError("pass_index is out of range")
-
-
-def _model_facts(view: ModelView) -> dict[str, str | int]:
-    """Return what a file of activations records about the model, in addition to its name and
-    weights.
-    """
-    dtype = str(view.model.W_U.dtype).removeprefix("torch.")
-    return {
-        "architecture": view.architecture,
-        "layers": view.n_layers,
-        "heads": view.n_heads,
-        "dtype": dtype,
-    }
+def check_device(acts: Activations) -> None:
+    """Raise InputError unless the activations are on the model's device."""
+    device, needed = acts.z.device, acts.view.unembed_device
+    if device != needed:
+        raise InputError(
+            f"activations must be on the model's device {needed}, got {device}; use "
+            f"acts.to({str(needed)!r})"
+        )
 
 
 def check_sums(acts: Activations) -> None:

@@ -14,7 +14,8 @@ from icl_lens.models.active_edits import active_edits, edits_of_rows, rows_per_p
 from icl_lens.models.passes.independent_rows import rotations_by_length
 from icl_lens.models.passes.locking import reserves_model
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch_checks import check_batch
 from icl_lens.prompts.token_ids import TokenPositions
 from icl_lens.reading.activations import TOLERANCE, Activations, check_sums
 from icl_lens.reading.passes import last_logits
@@ -136,15 +137,15 @@ def _check_values(acts: Activations) -> None:
     """Raise InputError if heads do more than add up values by attention, such as multiplying the
     sum by a gate.
     """
-    view, index = acts.view, acts.pass_index
+    view, index = acts.view, acts.values.pass_index
     rows = torch.arange(len(acts.z), device=acts.z.device)
     if index is not None:  # one row of each pass is enough
-        rows = torch.zeros(len(acts.pass_v), dtype=torch.long, device=index.device).scatter(
+        rows = torch.zeros(len(acts.values.pass_v), dtype=torch.long, device=index.device).scatter(
             0, index, rows
         )
     tolerance = TOLERANCE.get(acts.z.dtype, 1e-3)
     for layer in range(view.n_layers):
-        v = acts.pass_v[:, layer].to(acts.readout.dtype)
+        v = acts.values.pass_v[:, layer].to(acts.readout.dtype)
         z = acts.z[rows, layer].to(acts.readout.dtype)
         # Query heads in groups of those that share keys and values.
         pattern = acts.pattern[rows, layer].to(v).unflatten(1, (view.n_kv_heads, -1))

@@ -26,6 +26,15 @@ def repeat_kv(
     return v if v.shape[-2] == n_heads else v.repeat_interleave(n_heads // v.shape[-2], dim=-2)
 
 
+def scaled_rows(
+    x: Float[Tensor, "*rows head d"], scale: Float[Tensor, "*rows"] | None
+) -> Float[Tensor, "*rows head d"]:
+    """Return rows of a layer times the scale of the norm after attention; None if there is no such
+    norm.
+    """
+    return x if scale is None else x * scale[..., None, None]
+
+
 def subhead_values(
     pattern: Float[Tensor, "batch head key"],
     v: Float[Tensor, "batch key head d_head"],

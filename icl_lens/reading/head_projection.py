@@ -18,6 +18,7 @@ from icl_lens.models.head import Head
 from icl_lens.models.passes.memory import ROTATED_BYTES, WRITER_BYTES
 from icl_lens.models.readout import norm_scale
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch_checks import require_demonstrations
 from icl_lens.prompts.token_ids import TokenPositions, padded_ids, resolve_positions
 from icl_lens.reading.activations import TOLERANCE, Activations
 from icl_lens.reading.queries_keys_values import head_slice, normed, project, projection_weights
@@ -56,7 +57,7 @@ def keys_of_label(
 
     Raise InputError unless all keys are tokens of labels.
     """
-    batch.require_demonstrations("label to select", "pass masks of keys to `contrast`")
+    require_demonstrations(batch, "label to select", "pass masks of keys to `contrast`")
     start, end = batch.label_ranges.to(positions.device)[..., None].unbind(2)
     in_label = (start <= positions[:, None]) & (positions[:, None] < end)  # [batch demo key]
     if not bool((in_label.any(1) | (positions < 0)).all()):
@@ -149,7 +150,7 @@ class HeadProjection:
             q = self.acts.q[:, None, self.head.layer].to(self.view.compute_dtype)
             return q.expand(-1, positions.shape[1], -1, -1)
         keys = self.writers.keys(self.head.layer)[self.writers.passes]
-        keys = (keys if self.kind == "k" else self.acts.values(self.head.layer)).to(
+        keys = (keys if self.kind == "k" else self.acts.values.of_layer(self.head.layer)).to(
             self.view.compute_dtype
         )
         return keys[torch.arange(len(keys), device=keys.device)[:, None], positions.clamp(min=0)]
@@ -286,7 +287,7 @@ class HeadProjection:
             raise InputError(f"writer must be a head in a layer before {self.head}, got {writer}")
         g = self.pull_back(self.rotate(direction, self.positions, back=True))
         through_W_O = g @ self.view.W_O(writer.layer)[writer.head].to(g).T
-        values = self.acts.values(writer.layer)[:, :, self.view.kv_head(writer.head)].to(g)
+        values = self.acts.values.of_layer(writer.layer)[:, :, self.view.kv_head(writer.head)].to(g)
         _, scale = self.writers.scaled_z(self.rows.flatten(), writer.layer)
         moved = einsum(
             values, through_W_O, "batch pos d, batch n d -> batch n pos"

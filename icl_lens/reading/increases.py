@@ -31,6 +31,7 @@ from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
 from icl_lens.reading.activations import Activations
 from icl_lens.reading.decompose import head_outputs, neuron_values, subhead_values
+from icl_lens.reading.head_parts import head_values, padding, scaled_pattern, scaled_z
 from icl_lens.reading.scored_tokens import (
     Against,
     CheckedAgainst,
@@ -164,7 +165,7 @@ def head_log_prob_increase(
     """
     targets, against_ids, readout = check_scoring(acts, targets, against, final_norm, bias)
     return every_head_increase(
-        acts.view, readout, acts.resid_pre, acts.scaled_z, targets, against_ids
+        acts.view, readout, acts.resid_pre, scaled_z(acts), targets, against_ids
     )
 
 
@@ -176,7 +177,7 @@ def every_head_increase(
     targets: Int[Tensor, " batch"],
     against: CheckedAgainst = None,
 ) -> Float[Tensor, "batch layer head"]:
-    """Return `head_log_prob_increase` computed from layer inputs `x` and `Activations.scaled_z`.
+    """Return `head_log_prob_increase` computed from layer inputs `x` and `scaled_z`.
 
     For fewer than `min_prompts_to_fold` prompts, each head output is multiplied by W_U, which takes
     d_model · d_vocab operations per prompt and head. For more, each head's product W_O·W_U is
@@ -236,7 +237,7 @@ def listed_head_increase(
     increases = []
     for layer, index in heads:
         added = head_outputs(
-            acts.scaled_z[:, layer, index : index + 1].to(readout.dtype),
+            scaled_z(acts)[:, layer, index : index + 1].to(readout.dtype),
             acts.view.W_O(layer)[index : index + 1],
         )
         layer_input = acts.resid_pre[:, layer, None].to(readout.dtype)
@@ -251,7 +252,7 @@ def project_heads(
     z: Float[Tensor, "batch layer head d_head"],
     g: Float[Tensor, "batch layer d_model"],
 ) -> Float[Tensor, "batch layer head"]:
-    """Return the dot product of each head's output with `g`, from `Activations.scaled_z`, without
+    """Return the dot product of each head's output with `g`, from `scaled_z`, without
     computing outputs.
     """
     by_layer = [
@@ -280,8 +281,8 @@ def project_subheads(
     """
     directions = through_W_O(acts.view, g, layer).unflatten(1, (acts.view.n_kv_heads, -1))
     equation = "batch key kv d_head, batch kv group d_head -> batch kv group key"
-    by_value = einsum(acts.values(layer).to(g.dtype), directions, equation).flatten(1, 2)
-    return acts.scaled_pattern(layer) * by_value
+    by_value = einsum(acts.values.of_layer(layer).to(g.dtype), directions, equation).flatten(1, 2)
+    return scaled_pattern(acts, layer) * by_value
 
 
 def min_prompts_to_fold(d_head: int, d_model: int) -> int:
@@ -345,17 +346,17 @@ def head_position_increases(
 ) -> Float[Tensor, "batch head pos"]:
     """Return `subhead_log_prob_increase` of some heads, nats, which share products with W_U."""
     targets, against_ids, readout = check_scoring(acts, targets, against, final_norm, bias)
-    padding = acts.padding[:, None]
+    is_padding = padding(acts)[:, None]
     if not heads:
-        return readout.scale.new_zeros(len(padding), 0, padding.shape[-1])
+        return readout.scale.new_zeros(len(is_padding), 0, is_padding.shape[-1])
     if (g := linear_direction(readout, targets, against_ids)) is not None:
         layers = {head.layer for head in heads}
         by_layer = {layer: project_subheads(acts, g, layer) for layer in layers}
         projected = torch.stack([by_layer[layer][:, head] for layer, head in heads], dim=1)
-        return projected.masked_fill(padding, 0.0)
-    pieces, width = [], padding.shape[-1]
+        return projected.masked_fill(is_padding, 0.0)
+    pieces, width = [], is_padding.shape[-1]
     # Up to a layer's heads at a time: larger products do not fit in a processor's cache.
-    step = PART_BYTES // (len(padding) * width * acts.view.d_model * readout.dtype.itemsize)
+    step = PART_BYTES // (len(is_padding) * width * acts.view.d_model * readout.dtype.itemsize)
     step = max(1, min(step, acts.view.n_heads))
     for piece in (heads[start : start + step] for start in range(0, len(heads), step)):
         # For each layer, its input, followed by this input plus each part: one product with W_U for
@@ -364,8 +365,8 @@ def head_position_increases(
         for layer, of_layer in groupby(piece, key=lambda head: head.layer):
             index = [head for _, head in of_layer]
             pattern, values = (
-                acts.scaled_pattern(layer)[:, index],
-                acts.head_values(layer)[:, :, index],
+                scaled_pattern(acts, layer)[:, index],
+                head_values(acts, layer)[:, :, index],
             )
             x = acts.resid_pre[:, layer, None].to(readout.dtype)
             parts = subhead_values(pattern, values, acts.view.W_O(layer)[index]).flatten(1, 2)
@@ -374,7 +375,7 @@ def head_position_increases(
         before_and_after = log_probs.split([y.shape[1] for y in inputs], dim=1)
         for before, after in zip(before_and_after[::2], before_and_after[1::2], strict=True):
             pieces.append((after - before).unflatten(1, (-1, width)))
-    return torch.cat(pieces, dim=1).masked_fill(padding, 0.0)
+    return torch.cat(pieces, dim=1).masked_fill(is_padding, 0.0)
 
 
 def neuron_log_prob_increase(

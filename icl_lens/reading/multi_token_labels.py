@@ -23,7 +23,8 @@ from icl_lens.errors import InputError
 from icl_lens.models.passes.memory import LABEL_TOKENS
 from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch_checks import check_batch, require_labels
 from icl_lens.prompts.token_alignment import require_fast_tokenizer, tokenize_texts
 from icl_lens.reading.label_scores import LabelScores
 from icl_lens.reading.passes import last_log_probs
@@ -39,17 +40,17 @@ def tokenize_labels(model: Any, batch: PromptBatch, row: int = 0) -> tuple[Ids, 
     Raise InputError for prompts without demonstrations, and for a batch that another tokenizer
     tokenized.
     """
-    batch.require_labels("label to tokenize", "set the answer of an il.Text instead")
+    require_labels(batch, "label to tokenize", "set the answer of an il.Text instead")
     tokenizer, prompt, template = require_fast_tokenizer(model), batch.prompts[row], batch.template
     (query,) = tokenize_texts(tokenizer, [template.render(prompt)])
     continued = tokenize_texts(
-        tokenizer, [template.continuation(prompt, label) for label in batch.whole_labels]
+        tokenizer, [template.continuation(prompt, label) for label in batch.decisions.whole_labels]
     )
     labels = tuple(tuple(text.continuation_tokens(query, template.gap)) for text in continued)
-    n_appended = 0 if batch.n_appended is None else int(batch.n_appended[row])
+    n_appended = int(batch.decisions.n_appended[row])
     tokens = batch.tokens[row, : int(batch.last[row]) + 1 - n_appended].tolist()
     is_same_query = tokens[len(tokens) - len(query.ids) :] == query.ids
-    ids_of = dict(zip(batch.whole_labels, labels, strict=True))
+    ids_of = dict(zip(batch.decisions.whole_labels, labels, strict=True))
     if not is_same_query or not _are_scored_by_own_tokens(batch, row, ids_of, n_appended):
         raise InputError(
             "batch must be tokenized with the model's tokenizer, got other tokens for prompt "
@@ -67,7 +68,7 @@ def _are_scored_by_own_tokens(
     columns = torch.nonzero(batch.label_mask[row])[:, 0].tolist()
     for column in columns:
         scored_token = int(batch.label_tokens[column])
-        for label in batch.label_groups[column]:
+        for label in batch.decisions.groups[column]:
             if ids_of[label][n_appended : n_appended + 1] not in ((), (scored_token,)):
                 return False
     return True
@@ -99,7 +100,7 @@ def whole_label_log_probs(
         log_probs = continuation_log_probs(model, pairs)
     if per_token:
         log_probs = log_probs / log_probs.new_tensor([len(ids) for _, ids in pairs])
-    return LabelScores.from_tensor(log_probs.reshape(len(batch), -1), batch.whole_labels)
+    return LabelScores.from_tensor(log_probs.reshape(len(batch), -1), batch.decisions.whole_labels)
 
 
 def continuation_log_probs(model: Any, pairs: Sequence[tuple[Ids, Ids]]) -> Float[Tensor, " pair"]:

@@ -17,7 +17,8 @@ from icl_lens.models.passes.locking import model_lock
 from icl_lens.models.passes.memory import release_freed_memory
 from icl_lens.models.sizes import make_room
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch_checks import check_batch, check_vocabulary
 from icl_lens.reading.writers import has_pos_embed
 from icl_lens.runs.progress import steps
 

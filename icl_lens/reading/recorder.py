@@ -16,6 +16,7 @@ from icl_lens.models.readout import norm_scale
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.token_ids import TokenPositions, resolve_positions
+from icl_lens.reading.pass_values import PassValues
 from icl_lens.reading.writers import Writers, has_pos_embed
 
 
@@ -289,22 +290,21 @@ class Recorder:
         view, layers = self.view, range(self.view.n_layers)
         readout = view.readout(self.store["resid_final"])
         recorded = {name: value for name, value in self.store.items() if "." not in name}
+        values = PassValues(recorded.pop("pass_v"), self.pass_index)
         fields = {
             "mlp_post": None,
             **recorded,
             "batch": self.batch,
             "view": view,
             "readout": readout,
+            "values": values,
+            "writers": self._writers() if self.keeps_writers else None,
         }
         if any(view.attn_post_norm(layer) is not None for layer in layers):
             for part in ("attn", "mlp"):
                 scales = [self._post_norm_scale(layer, part, readout.dtype) for layer in layers]
                 fields[f"{part}_scale"] = torch.stack(scales, dim=1)
-        return {
-            **fields,
-            "pass_index": self.pass_index,
-            "writers": self._writers() if self.keeps_writers else None,
-        }
+        return fields
 
     def _writers(self) -> Writers:
         names = ("resid_pre", "z", "mlp_out", "k")

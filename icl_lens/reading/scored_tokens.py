@@ -15,9 +15,9 @@ from torch import Tensor
 from icl_lens.errors import InputError, short_repr
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch import PromptBatch, tokens_of_labels
 from icl_lens.ranking_scores import DIRECT_SCORES, DirectScore, choose_score
-from icl_lens.reading.activations import Activations
+from icl_lens.reading.activations import Activations, check_device
 
 Against = Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None
 """Token ids to compare with: one per prompt, several (padded with -1 where a prompt has fewer), or
@@ -113,6 +113,22 @@ def check_against_ids(
     return against
 
 
+def default_comparison(
+    batch: PromptBatch, targets: Int[Tensor, " batch"]
+) -> Int[Tensor, "batch other"] | None:
+    """Return what targets are compared with by default: the tokens of each prompt's other labels,
+    or `PromptBatch.against`.
+
+    Rows are padded with -1; None if no row has such tokens. Rows with targets of their own
+    (`PromptBatch.targets`) have no labels to compare with, only `against`.
+    """
+    if batch.targets is not None:
+        return batch.against
+    is_other = batch.label_tokens != targets.to(batch.label_tokens.device)[:, None]
+    other_tokens = tokens_of_labels(batch, is_other)
+    return other_tokens if bool((other_tokens >= 0).any()) else None
+
+
 def choose_tokens(
     view: ModelView,
     batch: PromptBatch,
@@ -124,12 +140,12 @@ def choose_tokens(
     increases.
 
     By default, targets are the answers' tokens and are compared with
-    `PromptBatch.tokens_to_compare`. Raise InputError for invalid ids or an unknown score, for
+    `default_comparison`. Raise InputError for invalid ids or an unknown score, for
     `against` with increases, and for contrasts of prompts with one label.
     """
     targets, against_ids = check_targets(view, batch, targets), against
     if against_ids is None and by != "increase":
-        against_ids = batch.tokens_to_compare(targets)
+        against_ids = default_comparison(batch, targets)
     by = choose_score(by, DIRECT_SCORES, comparable=against_ids is not None)
     if by == "increase" and against is not None:
         raise InputError(
@@ -188,7 +204,7 @@ def check_activations(acts: Activations) -> None:
         raise InputError(
             f"acts must be Activations, got {type(acts).__name__}; pass il.capture(model, batch)"
         )
-    acts.check_device()
+    check_device(acts)
 
 
 def select_rows(against: CheckedAgainst, rows: Any) -> Int[Tensor, "row kept"] | None:

@@ -32,9 +32,11 @@ from icl_lens.errors import InputError, check_integers
 from icl_lens.models.active_edits import edits_suffix
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm, Readout
+from icl_lens.prompts.batch import count_prompts
 from icl_lens.ranking_scores import DirectScore
 from icl_lens.reading.activations import Activations
 from icl_lens.reading.decompose import head_outputs, selected_subhead_values
+from icl_lens.reading.head_parts import head_values, padding, scaled_pattern, scaled_z
 from icl_lens.reading.increases import (
     every_head_increase,
     linear_direction,
@@ -240,7 +242,7 @@ def head_bounds(
     acts: Activations, g: Float[Tensor, "batch layer d_model"]
 ) -> Float[Tensor, "batch layer head"]:
     """Return an upper bound on every head's increase, nats."""
-    return project_heads(acts.view, acts.scaled_z, g)
+    return project_heads(acts.view, scaled_z(acts), g)
 
 
 def subhead_bounds(
@@ -250,7 +252,7 @@ def subhead_bounds(
     padding.
     """
     by_layer = [project_subheads(acts, g[:, layer], layer) for layer in range(acts.view.n_layers)]
-    return torch.stack(by_layer, dim=1).masked_fill(acts.padding[:, None, None], -torch.inf)
+    return torch.stack(by_layer, dim=1).masked_fill(padding(acts)[:, None, None], -torch.inf)
 
 
 def top_subheads(
@@ -293,7 +295,9 @@ def top_subheads(
         exact = subhead_log_prob_increase(
             acts, targets, against=against_ids, final_norm=final_norm, bias=bias
         )
-        best = exact.masked_fill(acts.padding[:, None, None], -torch.inf).flatten(1).topk(k, dim=-1)
+        best = (
+            exact.masked_fill(padding(acts)[:, None, None], -torch.inf).flatten(1).topk(k, dim=-1)
+        )
         layer, head, position = _unravel(best.indices, n_heads, width)
         no_bound = best.values.new_full((len(exact),), -torch.inf)
         return TopSubheads(
@@ -383,8 +387,8 @@ def _exact_subheads(
     for number in layer.unique().tolist():
         in_layer = layer == number
         y[in_layer] += selected_subhead_values(
-            acts.scaled_pattern(number),
-            acts.head_values(number),
+            scaled_pattern(acts, number),
+            head_values(acts, number),
             acts.view.W_O(number),
             rows[in_layer],
             head[in_layer],
@@ -423,15 +427,15 @@ def top_heads(
     by, targets, against_ids, readout = choose_ranking(acts, by, targets, against, final_norm, bias)
     n_parts = len(acts.view.heads())
     k = check_k(k, n_parts, "heads")
-    means = HeadMeans(n_parts, by)
+    means, n_prompts = HeadMeans(n_parts, by), count_prompts(acts.batch)
     linear = linear_direction(readout, targets, against_ids) is not None
     if linear or not readout.is_affine:
         increases = every_head_increase(
-            acts.view, readout, acts.resid_pre, acts.scaled_z, targets, against_ids
+            acts.view, readout, acts.resid_pre, scaled_z(acts), targets, against_ids
         )
         exact = increases.flatten(1).cpu().numpy()
         means.add(exact if linear else None, np.arange(n_parts), exact)
-        return replace(means.top(k, acts.view.n_heads, acts.batch.n_prompts), edits=acts.edits)
+        return replace(means.top(k, acts.view.n_heads, n_prompts), edits=acts.edits)
     base, g = layer_gradients(acts, targets, readout, against=against_ids)
     bounds = head_bounds(acts, g).flatten(1).cpu().numpy()
     means.add(bounds, heads=np.arange(0), increase=bounds[:, :0])
@@ -441,7 +445,7 @@ def top_heads(
             heads, exact_head_increases(acts, targets, readout, heads, base, against=against_ids)
         )
         step = max(2, int((means.n_exact > 0).sum()) // 4)  # a quarter more heads in each round
-    return replace(means.top(k, acts.view.n_heads, acts.batch.n_prompts), edits=acts.edits)
+    return replace(means.top(k, acts.view.n_heads, n_prompts), edits=acts.edits)
 
 
 class HeadMeans:
@@ -552,7 +556,7 @@ def exact_head_increases(
         base[:, layers] = readout.token_log_probs(
             acts.resid_pre[:, layers].to(readout.dtype), targets, against=against
         )
-    y, z = acts.resid_pre[:, layer].to(readout.dtype), acts.scaled_z
+    y, z = acts.resid_pre[:, layer].to(readout.dtype), scaled_z(acts)
     for number in layers.tolist():
         in_layer = layer == number
         y[:, in_layer] += head_outputs(

@@ -11,7 +11,8 @@ from icl_lens.errors import InputError
 from icl_lens.models.active_edits import edits_of_rows, rows_per_pass
 from icl_lens.models.head import AnyHead, Head, head_tuple
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch_checks import check_batch, require_demonstrations
 from icl_lens.reading.activations import Activations
 from icl_lens.reading.capture import capture_with_hooks
 from icl_lens.reading.qk_metric import (
@@ -50,8 +51,10 @@ def label_similarity(
     checked_heads = [view.check_head(head) for head in head_tuple(heads)]
     if not checked_heads:
         raise InputError("heads must name at least one head, got none; e.g. ['L3H1']")
-    batch.require_demonstrations(
-        "label position to read", "use il.query_key_metric(model, head).scores on any two inputs"
+    require_demonstrations(
+        batch,
+        "label position to read",
+        "use il.query_key_metric(model, head).scores on any two inputs",
     )
     similarity_of_passes = []
     for rows in torch.arange(len(batch)).split(rows_per_pass(view, batch)):

@@ -25,6 +25,7 @@ from icl_lens.models.head import AnyHead, Head
 from icl_lens.prompts.token_ids import TokenPositions
 from icl_lens.ranking_scores import DirectScore
 from icl_lens.reading.activations import Activations
+from icl_lens.reading.head_parts import scaled_pattern
 from icl_lens.reading.head_projection import (
     HeadProjection,
     key_positions,
@@ -173,7 +174,7 @@ def value_parts(
     through_W_O = einsum(
         g, view.W_O(head.layer)[head.head].to(g), "batch model, d model -> batch d"
     )
-    attention = acts.scaled_pattern(head.layer)[:, head.head].gather(1, positions.clamp(min=0))
+    attention = scaled_pattern(acts, head.layer)[:, head.head].gather(1, positions.clamp(min=0))
     direction = attention.masked_fill(positions < 0, 0)[..., None] * through_W_O[:, None]
     parts = einsum(
         projection.parts(), direction, "batch key writer d, batch key d -> batch key writer"

@@ -10,7 +10,8 @@ from torch import Tensor
 from icl_lens.errors import InputError
 from icl_lens.models.passes.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch_checks import check_batch
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import plan_in_order, start
 

@@ -336,7 +336,10 @@ def test_each_exchange_of_each_set_has_the_numbers_that_it_has_alone(tiny_run):
     exchanges = [exchange for exchange in EXCHANGES if exchange.name in ("query", "keys: labels")]
     sets = [tuple(HEADS[:2]), (HEADS[3],)]
     results = exchange_heads(view, prompts, sets, exchanges=exchanges, n_random=3)
-    columns = [prompts.batch.whole_labels.index(donors.partner_label(prompt)) for prompt in PROMPTS]
+    columns = [
+        prompts.batch.decisions.whole_labels.index(donors.partner_label(prompt))
+        for prompt in PROMPTS
+    ]
     for towers_of_heads, heads in zip(results, sets, strict=True):
         assert towers_of_heads.heads == heads
         for effects_of_exchange, exchange in zip(towers_of_heads.exchanges, exchanges, strict=True):

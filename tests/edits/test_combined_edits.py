@@ -17,6 +17,7 @@ import icl_lens as il
 from icl_lens.edits import edit_checks as check
 from icl_lens.edits.one_token_rows.run_rows import RowEdits
 from icl_lens.edits.recomputed_patterns import recompute_pattern
+from icl_lens.reading.head_parts import head_values
 from icl_lens.reading.passes import last_log_probs
 
 HEADS = [il.Head(0, 1), il.Head(1, 0), il.Head(1, 3), il.Head(2, 2)]
@@ -58,7 +59,7 @@ def test_capture_sees_the_edited_attention(run, name):
             acts.pattern[:, layer, head].sum(-1), torch.ones(len(batch), dtype=torch.float64)
         )
         z = torch.einsum(
-            "bk,bkd->bd", acts.pattern[:, layer, head], acts.head_values(layer)[:, :, head]
+            "bk,bkd->bd", acts.pattern[:, layer, head], head_values(acts, layer)[:, :, head]
         )
         assert_close(acts.z[:, layer, head], z)
     untouched = il.capture(model, batch)

@@ -17,6 +17,7 @@ from icl_lens.measures.circuit import log_odds_without
 from icl_lens.measures.edge_space import EdgeSpace
 from icl_lens.measures.head_to_head_effects import estimate_effects
 from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import role_indices
 from icl_lens.prompts.roles import EDGE_ROLES, role_masks
 
 READERS = [il.Head(1, 2), il.Head(2, 1)]
@@ -75,7 +76,7 @@ def slope_of_passes(model, batch, head, part, change, where, places, moved):
 )
 def test_estimates_are_slopes_of_hooked_passes_along_each_input(case, reader_at, path, steps):
     model, batch, means = case
-    acts, roles = il.capture(model, batch, writers="all"), batch.role_indices
+    acts, roles = il.capture(model, batch, writers="all"), role_indices(batch)
     estimates = attribute_edges(
         *case[:2], READERS, means, path=path, steps=steps, reader_at=reader_at
     )

@@ -12,7 +12,7 @@ from shared import PROMPTS
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.prompts.batch import ROLES
+from icl_lens.prompts.batch import ROLES, role_indices
 from icl_lens.prompts.roles import EDGE_ROLES
 
 READER = il.Head(2, 1)
@@ -104,7 +104,7 @@ def test_means_replace_writers_and_roles_align_prompts_of_any_length(grouped):
         prepend_bos=False,
     )
     reference = il.capture(model, reference_batch, writers="all")
-    roles, of_reference = batch.role_indices, reference_batch.role_indices
+    roles, of_reference = role_indices(batch), role_indices(reference_batch)
     assert set(of_reference.flatten().tolist()) == set(range(len(ROLES)))
     for writer in WRITERS:
         u, mean = written(acts, writer, 2), torch.zeros(len(ROLES), acts.view.d_model)
@@ -140,7 +140,7 @@ def test_readers_at_a_role_are_those_at_its_tokens(grouped, part):
     effects = []
     for row in range(len(batch)):
         for role in ("last", "label", "true label", "text", "query", "other"):
-            places = (at_role(batch[[row]].role_indices, role) > 0)[0].nonzero()[:, 0].tolist()
+            places = (at_role(role_indices(batch[[row]]), role) > 0)[0].nonzero()[:, 0].tolist()
             options = {"part": part, "writers": ["L0H2"], "at": "all"}
             by_role, by_place = (
                 il.head_to_head_effects(
@@ -233,7 +233,7 @@ def test_estimates_of_edges_into_ffns_are_slopes_along_the_change_of_their_outpu
 def without_each(model, batch, writers, reader_at):
     """Return how F1's output changes at a role without each writer, by a pass without it."""
     acts = il.capture(model, batch, writers="all")
-    is_at_role = at_role(batch.role_indices, reader_at)[..., None] > 0
+    is_at_role = at_role(role_indices(batch), reader_at)[..., None] > 0
     clean, changes = {}, []
     log_probs(model, batch, [("blocks.1.hook_mlp_out", recording(clean, "out"))])
     for writer in writers:
@@ -333,7 +333,7 @@ def test_estimates_are_slopes_of_the_log_odds_along_the_change_of_z(grouped, edg
     model, batch, acts = grouped
     head, reader_at = edges[0].reader, edges[0].reader_at
     estimates = estimate_effects(model, batch, [head], None, reader_at)[head]
-    roles, own_role = batch.role_indices, EDGE_ROLES.index(reader_at)
+    roles, own_role = role_indices(batch), EDGE_ROLES.index(reader_at)
     assert estimates.shape == (3, 4, len(EDGE_ROLES), len(acts_names(layer)))
     assert (
         estimates[:, 0, [role for role in range(len(EDGE_ROLES)) if role != own_role]] == 0

@@ -17,6 +17,8 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.measures import head_measures
 from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import count_prompts
+from icl_lens.reading.head_parts import scaled_z
 from icl_lens.reading.increases import every_head_increase
 from icl_lens.reading.scored_tokens import check_against_ids
 from icl_lens.reading.search import SLACK, head_bounds, layer_gradients, subhead_bounds
@@ -80,7 +82,7 @@ def test_several_rows_of_a_prompt_count_as_one_prompt(gpt2, many):
     what it is.
     """
     early = many[:6].at([-3, -2])
-    assert (len(early), early.n_prompts) == (12, 6)
+    assert (len(early), count_prompts(early)) == (12, 6)
     acts = il.capture(gpt2, early)
     expected = il.head_log_prob_increase(acts).mean(0)
     located = il.locate(gpt2, early, by="increase", run=il.Run(batch_size=5))
@@ -116,7 +118,7 @@ def test_folded_is_unfolded(load_tiny, name, bias, monkeypatch):
         )
         mean_scores.append(
             every_head_increase(
-                acts.view, readout, acts.resid_pre, acts.scaled_z, batch.answer_tokens
+                acts.view, readout, acts.resid_pre, scaled_z(acts), batch.answer_tokens
             )
         )
     assert_close(mean_scores[0], mean_scores[1])

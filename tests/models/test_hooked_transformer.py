@@ -8,6 +8,7 @@ import against_hf
 import families
 import pytest
 import torch
+from same_values import tensors_of
 from shared import PROMPTS
 from tolerance import assert_close
 
@@ -75,12 +76,12 @@ def test_raw_is_the_bridge(run, load_tiny, name):
     padding = (batch.attention_mask == 0)[
         :, None, :, None, None
     ]  # values at padding are not used, and may differ
-    for field, value in vars(bridge).items():
-        if isinstance(value, torch.Tensor):
-            ours = getattr(acts, field)
-            if field == "pass_v":
-                ours, value = ours.masked_fill(padding, 0), value.masked_fill(padding, 0)
-            assert_close(ours, value, msg=field)
+    theirs = tensors_of(bridge)
+    assert "values.pass_v" in theirs
+    for field, ours in tensors_of(acts).items():
+        if field == "values.pass_v":
+            ours, theirs[field] = (x.masked_fill(padding, 0) for x in (ours, theirs[field]))
+        assert_close(ours, theirs[field], msg=field)
     for layer in range(families.N_LAYERS):
         for weight in (
             "W_O",
@@ -196,9 +197,7 @@ def test_capture_leaves_no_gradients(run):
     """
     model, batch, acts, _ = run("gpt2", "processed")
     assert all(parameter.requires_grad for parameter in model.parameters())
-    assert not any(
-        value.requires_grad for value in vars(acts).values() if isinstance(value, torch.Tensor)
-    )
+    assert not any(value.requires_grad for value in tensors_of(acts).values())
     assert not il.head_log_prob_increase(acts, batch.answer_tokens).requires_grad
     assert not acts.last_query(il.Head(1, 1)).requires_grad
 

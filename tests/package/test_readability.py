@@ -6,12 +6,15 @@ never rise.
 """
 
 import ast
+import inspect
 from collections import Counter
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+import icl_lens as il
 
 ROOT = Path(__file__).parents[2]
 
@@ -169,6 +172,38 @@ def test_each_figure_counts_what_it_is_named_after() -> None:
         figures_of([clear + "    if prices:\n        pass\n" * (MAX_BRANCHES - 2)]).long_functions
         == 0
     )
+
+
+PUBLIC_ATTRIBUTES = {il.PromptBatch: 36, il.Activations: 32}
+"""The most fields and members, of both together, that a class has; it may fall, never rise."""
+
+
+def public_attributes(kind: type) -> set[str]:
+    """Return the names of the fields, properties and methods that a class defines."""
+    names = {*inspect.get_annotations(kind), *vars(kind)}
+    return {name for name in names if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("kind", PUBLIC_ATTRIBUTES)
+def test_classes_have_at_most_as_many_public_attributes_as_they_had(kind: type) -> None:
+    assert len(public_attributes(kind)) <= PUBLIC_ATTRIBUTES[kind]
+
+
+def test_fields_and_members_are_counted_once() -> None:
+    class Basket:
+        apples: int
+        pears: int = 0
+        _owner: str = ""
+
+        @property
+        def weight(self) -> float:
+            return 0.2 * self.apples
+
+        @classmethod
+        def empty(cls) -> "Basket":
+            return cls()
+
+    assert public_attributes(Basket) == {"apples", "pears", "weight", "empty"}
 
 
 DEFINED_TWICE = {

@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 from explanations import terminal_text
+from same_values import same
 from small_tokenizers import model_of
 from tolerance import assert_close
 
@@ -74,10 +75,15 @@ def written_out(model, batch) -> PromptBatch:
 def test_each_decision_has_a_row(gpt2, batch):
     plain = written_out(gpt2, batch)
     assert torch.equal(batch.tokens, plain.tokens)
-    assert batch.decision_index.tolist() == [number for number, *_ in ROWS]
+    assert batch.decisions.prompt_index.tolist() == [number for number, *_ in ROWS]
+    selected = batch[[3, 1]].decisions
+    assert selected.prompt_index.tolist() == [ROWS[3][0], ROWS[1][0]]
+    assert selected.n_appended.tolist() == [len(ROWS[row][1].split()) for row in (3, 1)]
     assert batch.queries == tuple(PROMPTS[number].query for number, *_ in ROWS)
     assert "4 prompts at 8 decisions" in repr(batch)
-    assert batch_from_state(*json_copy(batch)).labels == batch.labels
+    again = batch_from_state(*json_copy(batch))
+    assert again.labels == batch.labels
+    assert same(again.decisions, batch.decisions)
 
 
 def test_each_decision_compares_the_answer_with_what_else_may_follow(gpt2, batch):
@@ -108,7 +114,10 @@ def test_without_answer_all_decisions_are_made_and_batches_have_the_same_labels(
     asked = il.tokenize(gpt2, il.Prompt(DEMONSTRATIONS, "one"), template=LINES, prepend_bos=False)
     assert asked.tokens.shape[0] == 3
     assert asked.labels == batch.labels == il.tokenize(gpt2, PROMPTS[1:2], template=LINES).labels
-    assert il.tokenize(gpt2, il.Prompt(DEMONSTRATIONS[2:4], "one", "foo")).decision_index is None
+    assert (
+        il.tokenize(gpt2, il.Prompt(DEMONSTRATIONS[2:4], "one", "foo")).decisions.prompt_index
+        is None
+    )
 
 
 def test_numbers_of_a_decision_are_those_of_the_text_written_out(gpt2, batch):
@@ -149,8 +158,8 @@ def test_whole_scores_are_sums_over_the_labels_tokens(load_tiny, family_run, nam
     model, hf = load_tiny(name), family_run(name).hf.float()
     prompts = [il.Prompt(DEMONSTRATIONS[:4], query) for query in ("one", "like")]
     batch = il.tokenize(model, prompts, template=LINES, prepend_bos=False)
-    scores = batch.whole_scores(il.score(model, batch))
-    assert batch.whole_labels == ("cat", "cat bar", "cat dog", "foo")
+    scores = batch.decisions.whole_scores(il.score(model, batch), batch.label_mask)
+    assert batch.decisions.whole_labels == ("cat", "cat bar", "cat dog", "foo")
     for row, prompt in enumerate(prompts):
         text = LINES.render(prompt).text
         for column, label in enumerate(("cat the", "cat bar", "cat dog", "foo")):
@@ -165,13 +174,13 @@ def test_whole_scores_are_sums_over_the_labels_tokens(load_tiny, family_run, nam
             )
             assert_close(scores[row, column], theirs)
     hf.double()
-    pairs = [label for label in batch.whole_labels if " " in label]
+    pairs = [label for label in batch.decisions.whole_labels if " " in label]
     whole = il.whole_label_log_probs(model, batch)
-    assert whole.labels == batch.whole_labels
-    n_tokens = torch.tensor([len(label.split()) for label in batch.whole_labels])
+    assert whole.labels == batch.decisions.whole_labels
+    n_tokens = torch.tensor([len(label.split()) for label in batch.decisions.whole_labels])
     assert_close(il.whole_label_log_probs(model, batch, per_token=True), whole / n_tokens)
     for label in pairs:
-        column = batch.whole_labels.index(label)
+        column = batch.decisions.whole_labels.index(label)
         assert_close(whole[[0, 2], column], scores[:, column])
 
 
@@ -204,7 +213,7 @@ def test_calibration_demonstrations_and_towers_take_decisions(gpt2, batch):
     prompts = [
         il.Prompt([*two, *more], q, a) for q, a in (("love", "cat dog"), ("sad", "cat bar"))
     ] * 6
-    assert il.tokenize(gpt2, prompts, template=LINES).n_appended.tolist() == [1] * 12
+    assert il.tokenize(gpt2, prompts, template=LINES).decisions.n_appended.tolist() == [1] * 12
     towers = il.two_towers(gpt2, prompts, ["L1H0"], template=LINES, n_random=3)
     assert bool(torch.tensor(towers.lost["query"].value).isfinite())
 
@@ -276,7 +285,7 @@ def test_every_decision_is_shown(gpt2, batch, row):
     assert text.count("no choice here") == page.count("no choice here") == n_other
     stands_for = {}
     for index in choices:
-        for label in batch.label_groups[index]:
+        for label in batch.decisions.groups[index]:
             stands_for[label] = batch.labels[index]
     for (_, label), index in zip(SHOWN, explanation.input.demonstration_labels, strict=True):
         if label in stands_for:

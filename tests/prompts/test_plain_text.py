@@ -33,7 +33,7 @@ def test_several_texts_and_positions_at_once_are_each_alone(ioi_pair):
         whole = il.tokenize(model, il.Text(texts[int(batch.prompt_index[row])]))
         assert batch.answer_tokens[row] == whole.tokens[0, batch.last[row] + 1]
     acts = il.capture(model, batch)
-    assert len(acts.pass_v) == 2, "one pass a text"
+    assert len(acts.values.pass_v) == 2, "one pass a text"
     against_hf.check_increases(acts[rows], batch[rows], hf, conventions=against_hf.CONVENTIONS[:1])
     against_hf.check_search(acts[rows], batch[rows], certified=True, k=4)
 
@@ -207,14 +207,15 @@ def test_from_cache_reads_any_position(free):
     acts = il.Activations.from_cache(model, cache, batch, positions=[[0, 3], [1]])
     there = il.capture(model, batch, positions=[[0, 3], [1]])
     assert acts.batch.answer_tokens.tolist() == there.batch.answer_tokens.tolist() == [2, 40, 21]
-    for name in ("z", "pattern", "resid_pre", "v"):
+    for name in ("z", "pattern", "resid_pre"):
         assert_close(getattr(acts, name), getattr(there, name))
+    assert_close(acts.values.of_layer(1), there.values.of_layer(1))
 
 
 def test_rows_of_a_prompt_share_a_pass_only_where_nothing_edits_the_model(gpt2):
     """An edit at each row's last position needs a pass over every row."""
     batch = il.PromptBatch.from_tokens(FREE["tokens"][:1], model=gpt2, positions=[1, 3, 5])
-    assert len(il.capture(gpt2, batch).pass_v) == 1
+    assert len(il.capture(gpt2, batch).values.pass_v) == 1
     with il.ablate_heads(gpt2, [(1, 0)], positions="last"):
         edited = il.capture(gpt2, batch)
         assert (edited.z[:, 1, 0] == 0).all()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from same_values import same
+from same_values import same, tensors_of
 from small_tokenizers import END, KINDS, WORDS, model_of, tokenizer_of
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -342,11 +342,9 @@ def test_batches_lie_on_the_models_device():
     moved = tokenize(model_of("word"), RAGGED).to("meta")
     there = tokenize(model_of("word", device="meta"), RAGGED)
     for batch in (moved, there):
-        assert all(
-            value.device.type == "meta"
-            for value in vars(batch).values()
-            if isinstance(value, torch.Tensor)
-        )
+        tensors = tensors_of(batch)
+        assert "decisions.n_appended" in tensors
+        assert {tensor.device.type for tensor in tensors.values()} == {"meta"}
 
 
 # What is refused

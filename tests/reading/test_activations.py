@@ -32,12 +32,11 @@ def test_an_index_selects_the_rows_of_the_batch(gpt2_acts, index):
     rows = rows if isinstance(rows, list | tuple | range) else [int(rows) % 3]
     selected = gpt2_acts[index]
     assert selected.batch.prompts == tuple(gpt2_acts.batch.prompts[row] for row in rows)
-    for name in ("resid_final", "z", "q", "pass_v"):
-        width = selected.batch.tokens.shape[1]
-        expected = getattr(gpt2_acts, name)[list(rows)]
-        assert torch.equal(
-            getattr(selected, name), expected[:, :, :width] if name == "pass_v" else expected
-        ), name
+    for name in ("resid_final", "z", "q"):
+        assert torch.equal(getattr(selected, name), getattr(gpt2_acts, name)[list(rows)]), name
+    width = selected.batch.tokens.shape[1]
+    of_rows = gpt2_acts.values.of_layer(1)[list(rows)]
+    assert torch.equal(selected.values.of_layer(1), of_rows[:, :width])
     assert_close(selected.label_log_probs, gpt2_acts.label_log_probs[list(rows)])
 
 

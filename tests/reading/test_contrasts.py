@@ -13,6 +13,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.models.readout import Readout
+from icl_lens.reading.scored_tokens import default_comparison
 
 
 def contrasts(batch):
@@ -138,7 +139,7 @@ def test_other_labels_are_the_prompts_own_except_its_answer(gpt2):
     assert batch[[0]].other_label_tokens.tolist() == [[ids["foo"]]]
     assert batch[[3]].other_label_tokens.tolist() == [[-1]]
     predicted = torch.tensor([ids[word] for word in ("foo", "red", "yes", "yes")])
-    assert batch.tokens_to_compare(predicted).tolist() == [
+    assert default_comparison(batch, predicted).tolist() == [
         [ids["bar"], -1],
         [ids["bar"], ids["foo"]],
         [ids["red"], -1],

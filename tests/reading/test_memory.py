@@ -7,6 +7,7 @@ from pathlib import Path
 import families
 import pytest
 import torch
+from same_values import tensors_of
 from tolerance import assert_close
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -334,11 +335,7 @@ def prompts_of_several_lengths(model):
 
 def recorded_tensors(acts):
     """Return all tensors of activations and of their writers by name."""
-    tensors = {name: x for name, x in vars(acts).items() if isinstance(x, torch.Tensor)}
-    for name, x in vars(acts.writers or object()).items() if acts.writers else ():
-        if isinstance(x, torch.Tensor):
-            tensors[f"writers.{name}"] = x
-    return tensors
+    return tensors_of(acts) | tensors_of(acts.writers, "writers.")
 
 
 CAPTURES = {
@@ -375,7 +372,7 @@ def test_captures_of_several_passes_are_those_of_one(name, is_edited, model, mon
         if not tensor.is_floating_point():
             assert torch.equal(tensor, expected[key])
             continue
-        if key not in ("pass_v", "writers.k"):
+        if key not in ("values.pass_v", "writers.k"):
             assert_close(tensor, expected[key])
             continue
         for row, n_tokens in enumerate(length):  # values and keys of padding mean nothing

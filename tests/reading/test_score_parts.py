@@ -13,6 +13,7 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.models.view import ModelView
 from icl_lens.reading import writers
+from icl_lens.reading.head_parts import head_values, scaled_pattern
 from icl_lens.reading.reasons import attention_reasons
 from icl_lens.reading.writer_groups import layer_of
 
@@ -40,8 +41,8 @@ def test_first_order_value_parts_are_the_derivative_of_the_increase(captured):
     parts = il.value_parts(acts, head, by="increase")
     assert not parts.is_exact
     at = batch.label_positions[:, :1]
-    pattern = acts.scaled_pattern(LAYER)[:, 1].gather(1, at)[..., None]
-    values = acts.head_values(LAYER)[:, :, 1][torch.arange(len(batch))[:, None], at]
+    pattern = scaled_pattern(acts, LAYER)[:, 1].gather(1, at)[..., None]
+    values = head_values(acts, LAYER)[:, :, 1][torch.arange(len(batch))[:, None], at]
     u = (pattern * values) @ acts.view.W_O(LAYER)[1]
     x = acts.resid_pre[:, LAYER, None].double()
     readout = acts.readout

@@ -571,7 +571,7 @@ def test_queries_are_exchanged_at_the_same_decision_of_labels_that_begin_alike(b
     state = replace(LiveState.of(prompt, heads=["L1H0"]), change="query")
     after = dict(compute(scene, state))["change"]["after"]
     tokenized = il.tokenize(bytes_model, replace(prompt, query=scene.source("query").query))[-1:]
-    assert (tokenized.n_appended > 0).tolist() == [answer != "bar"]
+    assert (tokenized.decisions.n_appended > 0).tolist() == [answer != "bar"]
     edit = il.Patch(["L1H0"], tokenized, activation="q", positions="last")
     assert close(after, scene.outcomes(il.score(bytes_model, scene.batch, [[edit]])[0])[0])
     exec(python_code(scene, state), namespace)

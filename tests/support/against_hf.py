@@ -15,6 +15,7 @@ import families
 import reference_hf
 import reference_passes
 import torch
+from same_values import tensors_of
 from tolerance import assert_close, tolerance
 
 import icl_lens as il
@@ -155,9 +156,9 @@ def check_cache(model, batch, acts):
     """Assert that a cache from run_with_cache gives the same activations, tensor by tensor."""
     _, cache = model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask)
     again = il.Activations.from_cache(model, cache, batch)
-    for field, value in vars(acts).items():
-        if isinstance(value, torch.Tensor):
-            assert_close(getattr(again, field), value, msg=field)
+    theirs = tensors_of(again)
+    for field, value in tensors_of(acts).items():
+        assert_close(theirs[field], value, msg=field)
 
 
 def check_ablation(model, batch, hf, heads, *, folded):

@@ -38,6 +38,7 @@ from icl_lens.edits.head_reader import HeadReader, Means
 from icl_lens.measures.head_to_head_effects import log_odds_of
 from icl_lens.models.passes.inference import replace_forwards
 from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import role_indices
 from icl_lens.prompts.roles import EdgeRole, role_masks
 from icl_lens.reading.activations import Activations
 from icl_lens.reading.head_projection import HeadProjection, require_writers
@@ -94,7 +95,7 @@ class _Edges:
         self.x = writers.inputs(layer)[rows].to(reader.q)  # [batch pos d_model]
         u = writers.vectors(rows.flatten(), layer)[:, :-1].unflatten(0, rows.shape)
         self.change = (
-            u - means[:, : u.shape[2]].to(u)[acts.batch.role_indices.clamp(min=0).to(u.device)]
+            u - means[:, : u.shape[2]].to(u)[role_indices(acts.batch).clamp(min=0).to(u.device)]
         )
         self.gradient = self.x.new_zeros(len(self.x), len(PARTS), *self.x.shape[1:])
         self.prompts = torch.arange(len(rows), device=rows.device)[:, None]

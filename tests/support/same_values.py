@@ -7,6 +7,9 @@ import numpy as np
 import pandas as pd
 import torch
 
+from icl_lens.prompts.decisions import Decisions
+from icl_lens.reading.pass_values import PassValues
+
 
 def same(ours: Any, theirs: Any) -> bool:
     """Whether two values are equal to the last bit, and of the same types; a tuple equals a
@@ -38,6 +41,19 @@ def same(ours: Any, theirs: Any) -> bool:
             same(value, theirs[name]) for name, value in ours.items()
         )
     return ours == theirs or ours != ours
+
+
+def tensors_of(record: Any, prefix: str = "") -> dict[str, torch.Tensor]:
+    """Return the tensors of a batch or activations by name, and those of `decisions` and `values`
+    under names with a dot.
+    """
+    tensors = {}
+    for name, value in ({} if record is None else vars(record)).items():
+        if isinstance(value, torch.Tensor):
+            tensors[prefix + name] = value
+        elif isinstance(value, (Decisions, PassValues)):
+            tensors |= tensors_of(value, f"{name}.")
+    return tensors
 
 
 def _same_tensors(ours: torch.Tensor, theirs: torch.Tensor) -> bool:

@@ -13,7 +13,7 @@ from icl_lens.report.live_view.state import LiveState
 MAPS = {
     "contrast": "acts = il.capture(model, batch)\n"
     "contrast = il.head_log_prob_increase(\n"
-    "    acts, batch.answer_tokens, against=batch.tokens_to_compare(batch.answer_tokens)\n"
+    "    acts, batch.answer_tokens, against=batch.other_label_tokens\n"
     ")  # [batch layer head], nats",
     "increase": "acts = il.capture(model, batch)\n"
     "increase = il.head_log_prob_increase(acts, batch.answer_tokens)  # [batch layer head], nats",
@@ -26,6 +26,7 @@ def python_code(scene: Scene, state: LiveState) -> str:
     written = SceneCode(scene, state)
     lines = [
         *model_lines(scene.view.source, scene.view.model.W_U.dtype),
+        *written.imports(),
         f"prompt = {prompt_call(scene.prompt)}",
         f"batch = {written.tokenized('prompt')}",
         "scores = il.score(model, batch)  # log p of each label, nats",
@@ -58,6 +59,11 @@ class SceneCode:
     scene: Scene
     state: LiveState
 
+    @property
+    def has_decisions(self) -> bool:
+        """Whether the prompt has several rows, of which the view shows the last."""
+        return self.scene.batch.decisions.prompt_index is not None
+
     def tokenized(self, prompt: str) -> str:
         """Return the call that tokenizes a prompt like the scene's; `prompt` is code."""
         options: dict[str, Any] = dict(template_options(self.scene.template))
@@ -67,12 +73,22 @@ class SceneCode:
             tokenized = call("il.tokenize", "model", prompt, **options)
         else:
             tokenized = f"il.tokenize(model, {prompt})"
-        if self.scene.batch.decision_index is None:
+        if not self.has_decisions:
             return tokenized
-        return f"{tokenized}[-1:].with_own_labels()"
+        return f"with_own_labels({tokenized}[-1:])"
+
+    def imports(self) -> list[str]:
+        """Return the lines that import what `tokenized` calls besides `il`."""
+        if not self.has_decisions:
+            return []
+        return ["from icl_lens.prompts.decision_rows import with_own_labels"]
 
     def all_heads(self) -> list[str]:
-        """Return the lines that compute the map of all heads."""
+        """Return the lines that compute the map of all heads; contrasts are increases if there is
+        no other label.
+        """
+        if self.state.by == "contrast" and not self.scene.has_others:
+            return [MAPS["increase"]]
         if self.state.by != "exchange":
             return [MAPS[self.state.by]]
         source = prompt_call(self.scene.source("query"), known=self.scene.prompt)

@@ -33,6 +33,7 @@ from icl_lens.metrics import label_log_odds
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, with_answers
+from icl_lens.prompts.decision_rows import first_decisions, with_own_labels
 from icl_lens.prompts.donors import (
     exchange_labels,
     exchange_texts,
@@ -49,6 +50,7 @@ from icl_lens.reading.capture import capture
 from icl_lens.reading.increases import head_log_prob_increase
 from icl_lens.reading.multi_token_labels import whole_label_log_probs
 from icl_lens.reading.reasons import attention_reasons
+from icl_lens.reading.scored_tokens import default_comparison
 from icl_lens.reading.similarity import compared_positions
 from icl_lens.report.live_view.state import Change, LiveState
 
@@ -86,13 +88,15 @@ class Scene:
         another.
         """
         rows = tokenize(self.model, prompt, template=self.template, prepend_bos=self.prepend_bos)
-        if rows.decision_index is None:
+        if rows.decisions.prompt_index is None:
             return rows
         if prompt.answer is None:
             # Which decision is explained depends on the label that is predicted.
-            likely = whole_label_log_probs(self.model, rows.first_decisions())[0]
-            return self.tokenize(_answered(prompt, rows.whole_labels[int(likely.argmax())]))
-        return rows[len(rows) - 1].with_own_labels()
+            likely = whole_label_log_probs(self.model, first_decisions(rows))[0]
+            return self.tokenize(
+                _answered(prompt, rows.decisions.whole_labels[int(likely.argmax())])
+            )
+        return with_own_labels(rows[len(rows) - 1])
 
     @cached_property
     def acts(self) -> Activations:
@@ -132,7 +136,7 @@ class Scene:
     @property
     def n_appended(self) -> int:
         """Number of tokens in which labels agree, and which are appended to the prompt."""
-        return 0 if self.batch.n_appended is None else int(self.batch.n_appended[0])
+        return int(self.batch.decisions.n_appended[0])
 
     @property
     def has_others(self) -> bool:
@@ -162,8 +166,7 @@ class Scene:
             donor = with_query(prompt, other_queries([prompt])[0].other, partner_label(prompt))
         else:
             donor = exchange_texts(prompt) if change == "keys" else exchange_labels(prompt)
-        begin_alike = batch.decision_index is not None or max(map(len, batch.label_groups)) > 1
-        return replace(donor, answer=prompt.answer) if begin_alike else donor
+        return replace(donor, answer=prompt.answer) if batch.decisions.begin_alike else donor
 
     def edit(self, change: Change) -> Callable[[Sequence[Head]], Edit]:
         """Return what makes the edit of a set of heads; raise InputError if the prompt has nothing
@@ -261,7 +264,7 @@ def whole_probs(scene: Scene) -> dict[str, float]:
     if not scene.n_appended and batch.label_token_positions.shape[-1] == 1:
         return {}
     probabilities = whole_label_log_probs(scene.model, batch)[0].exp()
-    return dict(zip(batch.whole_labels, probabilities.tolist(), strict=True))
+    return dict(zip(batch.decisions.whole_labels, probabilities.tolist(), strict=True))
 
 
 def all_heads(scene: Scene) -> Panel:
@@ -270,7 +273,7 @@ def all_heads(scene: Scene) -> Panel:
     targets = batch.answer_tokens
     panel = head_map("increase", head_log_prob_increase(acts, targets)[0])
     if scene.has_others:
-        against = batch.tokens_to_compare(targets)
+        against = batch.other_label_tokens
         panel |= head_map("contrast", head_log_prob_increase(acts, targets, against=against)[0])
     return panel
 
@@ -364,7 +367,7 @@ def reasons(scene: Scene, head: Head) -> Panel:
         )
     targets = batch.answer_tokens
     why, _ = attention_reasons(
-        scene.written, head, more, less, targets, batch.tokens_to_compare(targets)
+        scene.written, head, more, less, targets, default_comparison(batch, targets)
     )
     return {
         "difference": why.score_difference,
