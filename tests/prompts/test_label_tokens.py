@@ -485,7 +485,7 @@ def test_an_explanation_marks_all_tokens_of_labels(
             marks[place] = explanation.labels.index(demonstration.label)
     assert explanation.input.label_at == marks
     strip = il.html.attention_to_labels(acts, ["L1H0"])
-    assert dict(strip.blocks)["label_attention"].marks == marks
+    assert dict(strip.drawings)["label_attention"].marks == marks
     explanation.save(tmp_path / "explanation.json")
     assert il.results.Explanation.load(tmp_path / "explanation.json") == explanation
 
