@@ -342,13 +342,16 @@ def draw(table: pd.DataFrame) -> Figure:
             (left, in_common, KINDS, "heads in common, %"),
             (right, cost, LABEL_KINDS, "log-odds lost by (columns) without heads of (rows)"),
         ):
-            axes.imshow(np.nan_to_num(values), cmap="Blues", aspect="auto")
+            axes.imshow(values, cmap="Blues", aspect="auto", vmin=0)
+            axes.set_facecolor("0.93")  # where the model does no such tasks
             axes.set_xticks(range(len(columns)), columns, rotation=30, ha="right", fontsize=6)
             axes.set_yticks(range(len(KINDS)), KINDS, fontsize=6)
             axes.set_title(f"{title}\n{what}", fontsize=7)
             for (i, j), value in np.ndenumerate(values):
-                if value == value:
-                    axes.text(j, i, f"{value:.3g}", ha="center", va="center", fontsize=7)
+                if not np.isnan(value):
+                    color = "white" if value > 0.6 * np.nanmax(values) else "black"
+                    text = f"{value:.3g}".replace("-", "−")
+                    axes.text(j, i, text, ha="center", va="center", fontsize=7, color=color)
     return figure
 
 
