@@ -1,11 +1,11 @@
 """Defaults that functions and commands share: one number for each idea."""
 
 N_LOCATED = 12
-"""Heads to locate on many prompts, or all heads of a smaller model."""
+"""Heads to locate on many prompts, or all heads of a smaller model; at most half are removed."""
 N_DESCRIBED = 10
 """Heads to describe on one prompt, of which a page or the live view shows attention and words."""
 N_TOP = 20
-"""Entries of a ranking by one score."""
+"""Rows of a list of the best heads or of their parts, by one score."""
 N_ABLATED = 4
 """Heads to zero jointly on one prompt."""
 N_RANDOM_SETS = 20

@@ -15,8 +15,8 @@ from icl_lens.atlas.head_score import HeadScore
 from icl_lens.atlas.kinds import TURNED_KINDS
 from icl_lens.models.head import Head
 
-LARGEST_CHANCE = 0.5
-"""P-value of a head that is as far below the null as above it: a larger one is below."""
+P_AT_NULL = 0.5
+"""With a larger one-sided p-value, a head lies below the null."""
 
 
 def why_not(score: HeadScore, head: Head, rate: float) -> str:
@@ -26,9 +26,9 @@ def why_not(score: HeadScore, head: Head, rate: float) -> str:
     if _attends_elsewhere(score, head):
         return _attention_elsewhere(score, head)
     p_value, q_value = float(score.p_value[head]), float(score.q_value[head])
-    if score.over == "prompts" and p_value > LARGEST_CHANCE:
-        return f"it is not above the average head (p = {chance(p_value)})"
-    return f"q = {chance(q_value)}, and a kind needs {chance(rate)} or less (p = {chance(p_value)})"
+    if score.over == "prompts" and p_value > P_AT_NULL:
+        return f"it is not above the mean absolute score of all heads (p = {p_text(p_value)})"
+    return f"q = {p_text(q_value)}, and a kind needs {p_text(rate)} or less (p = {p_text(p_value)})"
 
 
 def closest_kind(scores: Iterable[HeadScore], head: Head) -> HeadScore | None:
@@ -71,7 +71,7 @@ def outranked(score: HeadScore, head: Head, heads_of_kind: Sequence[Head]) -> st
         return f"{larger}: {_attention_elsewhere(score, head)}."
     assert score.p_value is not None
     p_values = [float(score.p_value[each_head]) for each_head in (head, lowest)]
-    against = f"p = {chance(p_values[0])} against {chance(p_values[1])}"
+    against = f"p = {p_text(p_values[0])} against {p_text(p_values[1])}"
     if _relative_width(score, head) > _relative_width(score, lowest):
         ends = [_ends(score, each_head) for each_head in (head, lowest)]
         return (
@@ -81,12 +81,12 @@ def outranked(score: HeadScore, head: Head, heads_of_kind: Sequence[Head]) -> st
     return f"{larger}: the test is less sure of it ({against})."
 
 
-def chance(value: float) -> str:
+def p_text(value: float) -> str:
     """Return a p-value, a q-value or a rate as text, with two significant digits.
 
     Example:
-        >>> from icl_lens.atlas.kind_reasons import chance
-        >>> chance(0.05), chance(0.00004), chance(1.0)
+        >>> from icl_lens.atlas.kind_reasons import p_text
+        >>> p_text(0.05), p_text(0.00004), p_text(1.0)
         ('0.05', '0.00004', '1')
     """
     if value >= 0.1:

@@ -7,15 +7,15 @@
      are, and loses what they match. In a model of random weights, a head and its turned copies have
      the same distribution. The p-value is the share of turned copies of all heads that score at
      least as high. A head has a kind of attention only if the token of the kind is the one that it
-     attends to most, of all numbers of tokens back (the first token aside);
+     attends to most, of all tokens at fixed distances back; the first token is not compared;
    - **the other heads and chance**, for copying: the share of tokens that a head promotes most when
      it attends to them must exceed both chance (a binomial test) and what the heads of the model
      have in common, a normal distribution with the median and the median absolute deviation of all
      heads' shares. The p-value is the larger of the two. Most trained heads promote what they attend
      to a little more than chance, so too many would stand out against chance alone;
-   - **the average head**, for scores of prompts: a head's score must exceed the mean size of all
-     heads' scores on the same prompts. The p-value is that of a sign-flip test over queries. If all
-     heads of a model do the same, none stands out.
+   - **the mean of all heads**, for scores of prompts: a head's score must exceed the mean absolute
+     score of all heads on the same prompts. The p-value is that of a sign-flip test over the
+     prompts' queries. If all heads of a model do the same, none stands out.
 
 2. Benjamini and Hochberg's rule decides which heads have a kind, kind by kind: of the heads of a
    kind, at most the share `RATE` is expected to have it by mistake.
@@ -61,7 +61,7 @@ PROMPT_KINDS = {
     "indirect_effect": "function vector",
     "label_difference": "attends to true labels",
 }
-"""The kinds of scores whose null is the average head."""
+"""The kinds of scores whose null is the mean of all heads."""
 KINDS = TURNED_KINDS | OTHER_HEADS_KINDS | PROMPT_KINDS
 
 
@@ -128,7 +128,7 @@ def average_head_p_values(
     scores: Float[np.ndarray, "prompt layer head"], queries: Sequence[str], seed: int
 ) -> Float[Tensor, "layer head"] | None:
     """Return the p-values of a one-sided sign-flip test that each head's score is not larger than
-    the mean size of all heads' scores; None for fewer than `MIN_QUERIES` queries.
+    the mean absolute score of all heads; None for fewer than `MIN_QUERIES` queries.
 
     Prompts with the same query are flipped together. Prompts without the score do not count.
     """

@@ -201,8 +201,7 @@ def recompute_pattern(
     if scoring.position == "alibi":
         bias = attention_scores.alibi(values.view, values.layer, mask).to(q.device, dtype)
         logits = logits + weight * bias[:, list(heads), None]
-    if scoring.soft_cap is not None:
-        logits = scoring.soft_cap * torch.tanh(logits / scoring.soft_cap)
+    logits = scoring.capped(logits)
     positions = torch.arange(n_keys, device=k.device)
     distance = values.at_queries(positions[None])[:, None, :, None] - positions
     allowed = distance >= 0

@@ -158,6 +158,11 @@ class SiteEdit(Edit):
             )
 
     def write_site(self, x: Tensor, at: Places, layer: int) -> None:
+        """Write the values, at all tokens of the rows or at the listed places of their prompts.
+
+        `at` says which rows of the pass are edited and which prompt each belongs to; `_places` says
+        which positions of these prompts, and pairs each entry of `at` with those of its prompt.
+        """
         if self._places is None:  # the same value at all tokens
             place: tuple[Any, ...] = (at.row, slice(None))
             if self.positions == "last":
@@ -169,7 +174,8 @@ class SiteEdit(Edit):
         position = self._places.position.to(x.device)[index] - at.first[entry]
         if self.positions == "last":  # also in rows of one token, and where tokens follow
             position = at.last[entry]
-        is_run = position >= 0  # where a row begins later, its source has the same values
+        # A row that begins later (`Places.first`) begins where its source has other values.
+        is_run = position >= 0
         entry, index, position = entry[is_run], index[is_run], position[is_run]
         if len(position) and int(position.max()) >= x.shape[1]:
             raise InputError("the forward pass must run `batch`, got shorter prompts")
@@ -286,16 +292,18 @@ class AblateSite(SiteEdit):
             groups.setdefault(key, []).append(edit)
         prepared: dict[int, Edit] = {}
         for group in groups.values():
-            with_values = _with_ablated_values(view, batch, group)
-            for edit, ready in zip(group, with_values, strict=True):
+            for edit, ready in zip(group, _ready_ablations(view, batch, group), strict=True):
                 prepared[id(edit)] = ready
         return [prepared[id(edit)] for edit in edits]
 
 
-def _with_ablated_values(
+def _ready_ablations(
     view: ModelView, batch: PromptBatch | None, ablations: Sequence[AblateSite]
 ) -> Sequence[SiteEdit]:
-    """Return ablations of one mode and reference with what they write, from one run of it."""
+    """Return ablations of one mode and reference, ready to write: with the places of their
+    positions and, unless they write zero, with what they write there, from one run of the
+    reference.
+    """
     mode, references = ablations[0].mode, ablations[0]._references
     if batch is not None and references:
         warn_of_same_pairs(batch, references, stacklevel=4)
@@ -310,11 +318,12 @@ def _with_ablated_values(
     for ablation in ablations:
         positions = ablation._positions
         if positions not in places_at:
-            places_at[positions] = firsts_at[positions] = None
+            places, firsts = None, None
             if ablation.needs_batch:
                 assert batch is not None
-                places = places_at[positions] = places_of(batch, positions)
-                firsts_at[positions] = first_positions(batch, places.prompt, places.position)
+                places = places_of(batch, positions)
+                firsts = first_positions(batch, places.prompt, places.position)
+            places_at[positions], firsts_at[positions] = places, firsts
         ready.append(
             replace(ablation, _places=places_at[positions], _first_changes=firsts_at[positions])
         )

@@ -222,7 +222,7 @@ class ControlledAblation(Result):
         if bool((self.conditions["no ablation"].scores[0].answer < 0).any()):
             return ""
         measure = self.finding_measure
-        lost, difference = self._loss_and_difference()
+        lost, difference = self._lost_and_excess()
         where = "the last position" if self.positions == "last" else "all positions"
         over = "random sets" if len(set(self.queries)) == 1 else ""
         return removal_finding(
@@ -254,7 +254,7 @@ class ControlledAblation(Result):
         """Whether `finding` says that the heads matter more than random heads."""
         if not self.finding:
             return False
-        lost, difference = self._loss_and_difference()
+        lost, difference = self._lost_and_excess()
         return lost > 0 and difference.low > 0
 
     @property
@@ -264,17 +264,18 @@ class ControlledAblation(Result):
         """
         if not self.finding or len(self.conditions["same layers"].sets) < MIN_RANDOM_SETS:
             return False
-        return self._loss_and_difference()[1].is_undecided
+        return self._lost_and_excess()[1].is_undecided
 
     @property
     def finding_measure(self) -> PromptMeasure:
         """The measure of `finding`: log-odds or, for one label, how often it is the top token."""
         return "log_odds" if len(self.labels) > 1 else "over_vocabulary"
 
-    def _loss_and_difference(self) -> tuple[float, Interval]:
-        """Return what the answer loses without the heads, and how much more than in the control.
+    def _lost_and_excess(self) -> tuple[float, Interval]:
+        """Return what the answer loses without the heads, and how much more that is than without
+        random heads of the same layers.
 
-        The control is random heads of the same layers.
+        The interval is over queries and random sets; with a single query, over random sets alone.
         """
         measure = self.finding_measure
         before = float(self.per_prompt("no ablation", measure).mean())
@@ -532,14 +533,15 @@ class ControlledAblation(Result):
         terms: list[tuple[ConditionName, Float[np.ndarray, "draw _"]]],
         bounds: tuple[float, float] | None,
     ) -> Interval:
-        """Return the sum of some conditions' means over sets.
+        """Return the sum of terms, each a condition's mean over its sets, or minus that.
 
-        Its interval is over queries and random sets.
+        The interval is over queries and random sets. The first draw has all queries, each other one
+        leaves a query out.
         """
         values = np.sum([means.mean(1) for _, means in terms], axis=0)
         interval = leave_one_out_interval(values, self.queries, bounds=bounds)
-        random = [means[0] for name, means in terms if name in CONTROLS]
-        return with_random_sets(interval, *random, bounds=bounds)
+        means_of_random_sets = [draws[0] for name, draws in terms if name in CONTROLS]
+        return with_random_sets(interval, *means_of_random_sets, bounds=bounds)
 
 
 def share_text(share: Interval) -> str:

@@ -51,6 +51,17 @@ class AttentionScoring(NamedTuple):
         """Return queries, keys or values with their entries clipped as in the model."""
         return x if self.clip is None else x.clamp(-self.clip, self.clip)
 
+    def capped(self, scores: Tensor) -> Tensor:
+        """Return scores with the model's soft cap, which bounds them before masks and softmax.
+
+        Every path that computes scores calls this: whole passes (`edits.recomputed_patterns`), rows
+        of one token (`edits.one_token_rows.layer_attention`) and score parts
+        (`reading.head_projection`).
+        """
+        return (
+            scores if self.soft_cap is None else self.soft_cap * torch.tanh(scores / self.soft_cap)
+        )
+
 
 def position_kind(view: ModelView) -> str:
     """Return how the model encodes positions, such as "standard" (learned embeddings) or

@@ -38,8 +38,8 @@ class PromptBatch:
     `batch[[0, 3]]` are smaller batches with the same labels, cropped to their longest row.
 
     `tokenize` creates batches of in-context prompts and of plain text (`Text`), `from_tokens` of
-    token ids. The latter two have no labels, `prompts` is empty, and `targets` contains the token
-    that each row is scored by. `at` returns rows that end at other positions of the same prompts.
+    token ids. Plain text and token ids have no labels, their `prompts` is empty, and `targets` has
+    the token that each row is scored by. `at` returns rows that end at other positions of the same prompts.
     Source: docs/howto/own_dataset.md.
 
     Example:
@@ -108,7 +108,7 @@ class PromptBatch:
 
     # What was tokenized, and how
     prompts: tuple[Prompt, ...]
-    """One per row; empty for texts without demonstrations."""
+    """One per row; empty for plain text and token ids."""
     template: Template
     """What the prompts were written with."""
     vocabulary: str = ""
@@ -152,12 +152,11 @@ class PromptBatch:
 
         - "text": a demonstration's text.
         - "true label", "false label": all tokens of a label that equals the answer, or of one that
-          does not.
-        - "query": the query's text. In a text without demonstrations, all tokens but the last have
-          this role.
+          does not. Without an answer, all labels are "false label".
+        - "query": the query's text. In plain text, all tokens but the last have this role.
         - "last": the prompt's last token, whatever it is.
-        - "other": everything else, such as separators, an appended shared prefix, and the
-          beginning-of-sequence token.
+        - "other": everything else, such as separators, label tokens appended to the query
+          (`Decisions.n_appended`), and a prompt's beginning-of-sequence token.
 
         Example:
             >>> batch.token_roles[0][-4:]
@@ -189,8 +188,7 @@ class PromptBatch:
         """What each row asks: rows with the same query are not independent, so intervals resample
         queries.
 
-        The query of a row without demonstrations is its text; rows of one prompt (see `at`) have
-        one query.
+        Plain text is its own query; rows of one prompt (see `at`) have one query.
         """
         if self.prompt_index is not None:
             return tuple(map(str, self.prompt_index.tolist()))

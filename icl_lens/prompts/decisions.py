@@ -30,7 +30,9 @@ class Decisions:
     the same up to a decision.
     """
     n_appended: Int[Tensor, " batch"]
-    """The number of label tokens at the end of each row, up to which its labels agree."""
+    """How many label tokens were appended to the prompt to make each row: those that its labels
+    begin with alike.
+    """
     prompt_index: Int[Tensor, " batch"] | None = None
     """The index of each row's prompt, if prompts have several rows; None if each has one."""
 
@@ -53,7 +55,7 @@ class Decisions:
         `whole_labels`.
 
         `choices` is `PromptBatch.label_mask`. Sums of log-probabilities (`il.score`) are exact up
-        to the tokens that no decision needs, since the labels leave no choice there. Labels that no
+        to a label's tokens after its last decision, which are not scored: nothing else could follow. Labels that no
         row of a prompt offers have −∞. Tokenize prompts without answers to have the decisions of
         all labels; with an answer, those of other labels that agree with each other are missing.
         Raise InputError for rows without labels.
@@ -65,8 +67,8 @@ class Decisions:
         """
         if not self.whole_labels:
             raise InputError(
-                "the prompts have no demonstrations, so there is no label to score; score the "
-                "answer of an il.Text instead"
+                "the prompts are plain text, so there is no label to score; score the answer of an "
+                "il.Text instead"
             )
         scores, choices = scores.as_subclass(Tensor), choices.to(scores.device)
         stands_for = torch.zeros(len(self.groups), len(self.whole_labels)).to(scores)

@@ -51,24 +51,24 @@ class LabelTokens:
         self.seen[label] = [*known, token], where
         self.ended.add(label)
 
-    def decisions(self, labels: Sequence[str], answer: str | None) -> list[TokenIds]:
+    def decision_starts(self, labels: Sequence[str], answer: str | None) -> list[TokenIds]:
         """Return the starts after which these labels go on with different tokens, the shortest
         first.
 
         With an answer, only those that the answer begins with. One label has the empty start.
         """
-        decision_starts: list[TokenIds] = []
+        starts: list[TokenIds] = []
         groups: list[tuple[TokenIds, list[str]]] = [((), list(labels))]
         for start, members in groups:  # grows while it is read
             branches: dict[int, list[str]] = {}
             for label in members:
                 branches.setdefault(self.seen[label][0][len(start)], []).append(label)
             if len(branches) > 1 or len(members) == 1:
-                decision_starts.append(start)
+                starts.append(start)
             for token, branch in branches.items():
                 if len(branch) > 1 and (answer is None or answer in branch):
                     groups.append(((*start, token), branch))
-        return decision_starts
+        return starts
 
     def n_shared_and_next_token(self, label: str, start: TokenIds) -> tuple[int, int]:
         """Return the number of tokens that a label shares with a start, and the label's token after
@@ -166,7 +166,7 @@ class LabelColumns:
         self._order = {label: index for index, label in enumerate(labels)}
         keys: dict[ColumnKey, None] = {((label,), 0): None for label in alone}
         for label_set in choices:
-            for start in tokens.decisions(label_set, None):
+            for start in tokens.decision_starts(label_set, None):
                 keys |= dict.fromkeys(self._keys(label_set, start).values())
         ordered = sorted(keys, key=self._place)
         self._index = {key: index for index, key in enumerate(ordered)}

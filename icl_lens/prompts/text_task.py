@@ -92,8 +92,9 @@ class TextTask(LabeledTask):
         the header.
 
         Its demonstrations are those of the first prompt of `prompts` that shows the row's class and
-        not its text. Raise InputError for a task without a file, a row that the file does not have
-        or that is skipped, and if no such prompt is drawn.
+        not its text. The row may be longer than `max_words`. Raise InputError for a task without a
+        file, a row that the file does not have or that lacks a text or a label, and if no such
+        prompt is drawn.
 
         Example:
             >>> task = il.TextTask("reviews", "reviews.csv")  # doctest: +SKIP

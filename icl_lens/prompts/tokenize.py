@@ -229,7 +229,7 @@ def _starts_of_decisions(prompt: Prompt, label_tokens: LabelTokens) -> Sequence[
     """
     if _is_own_word(prompt):
         return [()]
-    return label_tokens.decisions(prompt.every_label, prompt.answer)
+    return label_tokens.decision_starts(prompt.every_label, prompt.answer)
 
 
 def _label_columns(

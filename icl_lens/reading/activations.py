@@ -73,7 +73,9 @@ class Activations:
     pattern: Float[Tensor, "batch layer head key"]
     """Attention probabilities of the last query."""
     values: PassValues
-    """Each head's values at every position, b_V included."""
+    """Each key-value head's values at every position, before W_O; b_V included where the model's
+    values have it.
+    """
     q: Float[Tensor, "batch layer head d_head"]
     """Queries before rotation and before their norm, if they have one."""
     mlp_post: Float[Tensor, "batch layer neuron"] | None
@@ -244,7 +246,7 @@ class Activations:
         attention.
 
         A label of several tokens is read at the token it is scored by (`batch.label_positions`);
-        `values` has those at all positions. Contains b_V where the model's values do (raw
+        `values` has them before W_O at all positions. Contains b_V where the model's values do (raw
         weights). Zero where a prompt has fewer demonstrations. Raise InputError for an unknown head
         or a batch without demonstrations. Source: the paper, section 3.2; docs/howto/numbers.md.
 
@@ -283,7 +285,7 @@ class Activations:
         require_demonstrations(
             self.batch,
             "label position to read",
-            "use last_query or top_tokens, which need no labels",
+            "use last_query, which needs no labels",
         )
         check_choice("source", source, ("resid", "attn"))
         if source == "resid":
@@ -418,7 +420,7 @@ def check_device(acts: Activations) -> None:
 
 
 def check_sums(acts: Activations) -> None:
-    """Raise InputError if the outputs of the model's blocks do not add up as the formulas
+    """Raise InputError if the outputs of the model's layers do not add up as the formulas
     assume.
     """
     x = acts.resid_pre.to(acts.readout.dtype)
@@ -454,6 +456,6 @@ def _check_sum(
     if not error <= tolerance:
         raise InputError(
             f"{acts.view.architecture} is not supported: in layer {layer} {what} (relative "
-            f"error {error:.1e}, allowed {tolerance:.0e}), so its blocks transform outputs "
+            f"error {error:.1e}, allowed {tolerance:.0e}), so its layers transform outputs "
             "in an unknown way"
         )

@@ -306,7 +306,7 @@ class AttentionRow:
     """Keys, rotated."""
     bias: Float[Tensor, "batch n pos"]
     """ALiBi's bias; -inf at masked positions."""
-    soft_cap: float | None
+    scoring: attention_scores.AttentionScoring
     sink: float | None = None
     """The head's logit of attention to nothing."""
 
@@ -339,7 +339,7 @@ class AttentionRow:
         )
         scores = einsum(queries, rotated, "batch n d, batch pos d -> batch n pos")
         sink = None if scoring.sinks is None else float(scoring.sinks[keys.head.head])
-        return cls(scores, rotated, bias.masked_fill(masked, -torch.inf), scoring.soft_cap, sink)
+        return cls(scores, rotated, bias.masked_fill(masked, -torch.inf), scoring, sink)
 
     def pattern(
         self, change: Float[Tensor, "batch *m n pos"] | float = 0.0
@@ -349,9 +349,7 @@ class AttentionRow:
         scores, bias = (
             x.reshape(len(x), *[1] * n_more, *x.shape[1:]) for x in (self.scores, self.bias)
         )
-        scores = scores + change
-        if self.soft_cap is not None:
-            scores = self.soft_cap * torch.tanh(scores / self.soft_cap)
+        scores = self.scoring.capped(scores + change)
         return attention_scores.attention(scores + bias, self.sink)
 
 

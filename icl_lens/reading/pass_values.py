@@ -1,4 +1,4 @@
-"""Values of heads at every position, which rows of one forward pass share."""
+"""Values of heads at every position, which rows that end in one prompt share."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +10,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class PassValues:
-    """What attention moves from each position: values of forward passes, and each row's pass.
+    """What attention moves from each position: the values of every prompt that was run, and the
+    prompt of each row.
 
-    Rows that end at different positions of one prompt share a pass. Values contain b_V, are once
-    per key-value group, and are in the model's dtype.
+    A "pass" is one prompt of a forward pass; rows that end at different positions of a prompt share
+    it. Values contain b_V where the model's do, are once per key-value group, and are in the
+    model's dtype.
 
     Example:
         >>> acts.values.of_layer(2).shape

@@ -98,7 +98,7 @@ def test_a_head_without_a_kind_is_closest_to_the_kind_with_the_smallest_q_value(
     below = atlas_of(score("effect", [-0.4, 0.3, 0, 0, 0, 0], [0.9, SMALL, 0.99, 1, 1, 1]))
     assert below.notes_on("L0H0") == [
         f"L0H0 is closest to needed ({needed.title} −0.40, 6 of 6), but has no kind: it is not above "
-        "the average head (p = 0.9)."
+        "the mean absolute score of all heads (p = 0.9)."
     ]
 
 

@@ -199,8 +199,7 @@ class LayerKVCache:
         scores = self.scoring.scale * scores.scatter(-1, last_key, own_score)
         if self.alibi is not None:
             scores = scores + self.alibi.unflatten(1, (n_groups, 1, -1))
-        if self.scoring.soft_cap is not None:
-            scores = self.scoring.soft_cap * torch.tanh(scores / self.scoring.soft_cap)
+        scores = self.scoring.capped(scores)
         scores = scores.masked_fill(~self.visible_keys[:, None, None, None], -torch.inf)
         sinks = None if self.scoring.sinks is None else self.scoring.sinks.reshape(n_groups, 1, -1)
         sinks = None if sinks is None else sinks.expand(scores.shape[:-1])
