@@ -72,6 +72,7 @@ def test_task_options_need_a_task(run):
         assert reason in errors
 
 
+@pytest.mark.slow
 def test_the_answer_is_about_the_heads_that_are_asked_about(run, tmp_path):
     numbers = tmp_path / "atlas.json"
     few = ("--sequences", "3")
@@ -91,6 +92,7 @@ def test_the_answer_is_about_the_heads_that_are_asked_about(run, tmp_path):
         assert reason in errors
 
 
+@pytest.mark.slow
 def test_top_lists_as_many_heads_of_each_score(run):
     _, printed, _ = run("atlas", "--sequences", "2", "-k", "1")
     assert "second" not in printed

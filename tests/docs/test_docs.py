@@ -91,7 +91,15 @@ def test_public_names_are_in_the_reference(name: str) -> None:
 
 LONG = [
     f"results.{name}"
-    for name in ("Circuit", "Comparison", "Explanation", "LocatedHeads", "TaskCheck", "TwoTowers")
+    for name in (
+        "Circuit",
+        "Comparison",
+        "Explanation",
+        "HeadAtlas",
+        "LocatedHeads",
+        "TaskCheck",
+        "TwoTowers",
+    )
 ]
 """Names whose examples take about a second, and whose functions have examples of their own."""
 

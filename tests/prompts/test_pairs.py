@@ -579,6 +579,7 @@ def test_commands_read_pairs(run, tiny, tmp_path, suffix):
     faults.assert_sentence(err.removesuffix("\n"), "--labels has no effect here: pairs")
 
 
+@pytest.mark.slow
 def test_commands_check_pairs_first(run, tiny, tmp_path):
     path = write(tmp_path / "antonyms.json")
     options = ("--demonstrations", 3, "--model", tiny, "-n", 20, "--by", "increase")

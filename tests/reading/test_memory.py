@@ -486,6 +486,7 @@ def test_similarities_of_several_passes_are_those_of_one(model, monkeypatch):
     assert by_passes < by_edit / 1000
 
 
+@pytest.mark.slow
 def test_similarities_keep_what_was_captured_of_one_pass(model, monkeypatch):
     monkeypatch.setattr(sizes, "pass_bytes", lambda *_: 2**40)
     peaks = []
@@ -498,6 +499,7 @@ def test_similarities_keep_what_was_captured_of_one_pass(model, monkeypatch):
     assert peaks[1] < 1.3 * peaks[0]
 
 
+@pytest.mark.slow
 def test_saliency_is_written_where_it_is_returned(model, monkeypatch):
     """It is the largest tensor of many layers, and would be copied twice to be joined."""
     monkeypatch.setattr("icl_lens.measures.saliency.prompts_at_once", lambda *_: 1)

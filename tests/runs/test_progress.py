@@ -39,6 +39,7 @@ def test_a_long_step_shows_its_bar_before_it_ends_and_a_short_one_shows_none():
             assert "scoring" in terminal.getvalue()
 
 
+@pytest.mark.slow
 def test_there_is_no_bar_without_a_terminal_and_none_if_it_is_switched_off():
     with redirect_stderr(Terminal()) as terminal:
         for block in (progress_callback(False), progress_switch(False)):
