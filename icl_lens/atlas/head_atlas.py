@@ -464,7 +464,9 @@ class HeadAtlas(Result):
         if set(self.kinds) & set(OTHER_HEADS_KINDS.values()):
             nulls.append("the other heads and chance (copying)")
         if set(self.kinds) & set(PROMPT_KINDS.values()):
-            nulls.append("the mean of all heads on the same prompts (scores of the task)")
+            nulls.append(
+                "the mean absolute score of all heads on the same prompts (scores of the task)"
+            )
         if nulls:
             sentences.append(
                 f"A head has a kind where its score stands out against {joined(nulls, 'or')}; of "

@@ -47,8 +47,8 @@ def closest_kind(scores: Iterable[HeadScore], head: Head) -> HeadScore | None:
 
 
 def outranked(score: HeadScore, head: Head, heads_of_kind: Sequence[Head]) -> str:
-    """Return why a head does not have a kind though its score is larger than that of a head that has
-    it; empty if no head of the kind has a smaller score, or if the head has the kind.
+    """Return why a head does not have a kind though its score is larger than that of a head that
+    has it; empty if no head of the kind has a smaller score, or if the head has the kind.
     `heads_of_kind` are the heads that have it, largest score first.
     """
     if not heads_of_kind or head in heads_of_kind:

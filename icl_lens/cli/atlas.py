@@ -95,7 +95,8 @@ def atlas(
     function-vector effect, and its attention to labels.
 
     A head has a kind, such as induction, where its score stands out against turned copies of the
-    heads, or against the mean of all heads on the same prompts, at a stated rate of false discoveries.
+    heads, or against the mean absolute score of all heads on the same prompts, at a stated rate of
+    false discoveries.
     With --heads, the answer is about these heads, and says why they have no kind.
 
     With --judge, the first heads by each score are zeroed together on prompts with other queries,

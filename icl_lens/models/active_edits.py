@@ -92,7 +92,7 @@ def active_edits(view: ModelView) -> tuple[str, ...]:
     hooks.
 
     These are hooks of TransformerLens' hook points, and hooks of PyTorch modules that are not set
-    by a library in `icl_lens.models.passes.module_hooks.LIBRARIES`. Every function runs the model as it
+    by a library in `module_hooks.LIBRARIES`. Every function runs the model as it
     is, so its numbers are those of the edited model, and results name the edits.
     """
     with model_lock(view.model):  # or the hooks of another thread's pass would count

@@ -39,7 +39,8 @@ class PromptBatch:
 
     `tokenize` creates batches of in-context prompts and of plain text (`Text`), `from_tokens` of
     token ids. Plain text and token ids have no labels, their `prompts` is empty, and `targets` has
-    the token that each row is scored by. `at` returns rows that end at other positions of the same prompts.
+    the token that each row is scored by. `at` returns rows that end at other positions of the same
+    prompts.
     Source: docs/howto/own_dataset.md.
 
     Example:

@@ -55,9 +55,10 @@ class Decisions:
         `whole_labels`.
 
         `choices` is `PromptBatch.label_mask`. Sums of log-probabilities (`il.score`) are exact up
-        to a label's tokens after its last decision, which are not scored: nothing else could follow. Labels that no
-        row of a prompt offers have −∞. Tokenize prompts without answers to have the decisions of
-        all labels; with an answer, those of other labels that agree with each other are missing.
+        to a label's tokens after its last decision, which are not scored: nothing else could
+        follow. Labels that no row of a prompt offers have −∞. Tokenize prompts without answers to
+        have the decisions of all labels; with an answer, those of other labels that agree with each
+        other are missing.
         Raise InputError for rows without labels.
 
         Example:

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 import icl_lens as il
 from icl_lens.atlas import turned_heads
+from icl_lens.atlas.kind_reasons import P_AT_NULL
 from icl_lens.atlas.kinds import (
     average_head_p_values,
     binomial_tail,
@@ -214,3 +215,13 @@ def test_planted_heads_have_their_kind(planted_atlas):
         precision, recall = precision_and_recall(kinds[kind], towers)
         assert precision >= 0.8, (kind, kinds[kind], towers)
         assert recall >= 0.75, (kind, kinds[kind], towers)
+
+
+def test_a_head_above_the_mean_but_not_the_mean_absolute_score_lies_below_the_null():
+    """Heads that lower the answer as much as others raise it do not make an average head special."""
+    one_prompt = np.array([[1.0, -1.0, 1.0, -1.0, 0.5]])
+    scores = np.repeat(one_prompt[None], 12, axis=0)
+    p_values = average_head_p_values(scores, [str(i) for i in range(12)], 0)
+    assert one_prompt[0, 4] > one_prompt.mean()
+    assert float(p_values[0, 4]) > P_AT_NULL
+    assert float(p_values[0, 0]) < 0.01

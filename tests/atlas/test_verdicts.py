@@ -64,7 +64,10 @@ def test_a_kind_with_another_name_than_its_score_is_explained():
 
 
 def test_the_summary_names_the_nulls_that_were_used_and_the_kinds_that_were_not_tested():
-    turned, average = "turned against their keys", "the mean of all heads on the same prompts"
+    turned, average = (
+        "turned against their keys",
+        "the mean absolute score of all heads on the same prompts",
+    )
     of_weights = made_up({"induction": {}}).summary()
     assert turned in of_weights
     assert average not in of_weights

@@ -16,9 +16,11 @@ import numpy as np
 import pandas as pd
 import publish
 import pytest
+import shared_heads
 import task_table
 import vectors
 from common import Table, dots
+from matplotlib.colors import to_rgb
 from planted import build
 
 import icl_lens as il
@@ -355,3 +357,16 @@ def test_every_claim_is_listed_with_its_source():
     assert scripts == set(CLAIMS) == set(publish.CLAIMS)
     for script in scripts:
         assert f"`{script}.py` | arXiv " in readme
+
+
+def test_numbers_on_heat_maps_differ_from_their_cells():
+    table = publish.read(publish.DOCS / "data" / "shared-heads.csv")
+    figure = shared_heads.draw(table.query("model not in @publish.SMALL_MODELS"))
+    for axes in figure.axes:
+        (image,) = axes.images
+        is_missing = image.get_array().mask
+        assert 0 < len(axes.texts) == (~is_missing).sum()
+        for text in axes.texts:
+            column, row = text.get_position()
+            cell = np.mean(image.to_rgba(image.get_array())[int(row), int(column), :3])
+            assert abs(np.mean(to_rgb(text.get_color())) - cell) > 0.35, text.get_text()
