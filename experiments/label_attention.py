@@ -75,8 +75,8 @@ def attention_and_effects(acts: il.Activations) -> torch.Tensor:
     first, second = (token.expand(len(batch)) for token in batch.label_tokens)
     added = il.subhead_log_prob_increase(acts, first, against=second)
     at_labels = torch.zeros(*added.shape[:3], batch.label_index.shape[1])
-    for place in range(batch.label_token_positions.shape[-1]):  # labels may have several tokens
-        positions = batch.label_token_positions[..., place]
+    for place in range(batch.all_label_positions.shape[-1]):  # labels may have several tokens
+        positions = batch.all_label_positions[..., place]
         index = positions.clamp(min=0)[:, None, None].expand_as(at_labels)
         at_labels += added.gather(-1, index).cpu() * (positions >= 0)[:, None, None]
     sign = torch.where(batch.label_index == 0, 1.0, -1.0)[:, None, None]

@@ -232,7 +232,7 @@ def _reasons(
         more = batch.label_positions[0, of_target].tolist()
         less = batch.label_positions[0, ~of_target].tolist()
         more_and_less += [[more, less]] * len(heads)
-        positions = batch.label_token_positions[0, of_target].flatten().tolist()
+        positions = batch.all_label_positions[0, of_target].flatten().tolist()
         read = [position for position in positions if position >= 0]
     reasons: list[tuple[AttentionReasons | None, dict[Side, Tensor]]] = []
     for head, compared in zip(heads, more_and_less, strict=True):

@@ -289,7 +289,7 @@ def _label_mask(batch: PromptBatch) -> Bool[Tensor, "batch pos"]:
     """Return which positions of each prompt are tokens of labels; raise InputError for prompts that
     show no label.
     """
-    tokens = batch.label_token_positions.flatten(1)
+    tokens = batch.all_label_positions.flatten(1)
     if not bool((tokens >= 0).any()):
         raise InputError(
             "positions must be 'all', 'last' or a list for prompts without demonstrations, got "

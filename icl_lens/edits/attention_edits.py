@@ -95,7 +95,7 @@ class Reweight(Edit):
         batch, pattern, device = self._batch, attention.pattern, attention.pattern.device
         rows, n_keys = len(pattern), pattern.shape[-1]
         _check_length(batch, attention.prompt, n_keys)
-        tokens = of_prompts(batch.label_token_positions.to(device), attention.prompt)
+        tokens = of_prompts(batch.all_label_positions.to(device), attention.prompt)
         factors = (
             of_prompts(self.weights.to(device), attention.prompt)[..., None]
             .expand(tokens.shape)

@@ -192,7 +192,7 @@ def tower_prompts(model: Any, batch: PromptBatch) -> PromptsWithDonors:
         answers[name] = donor.answer.cpu()
     return PromptsWithDonors(
         batch,
-        batch.label_token_positions.cpu().flatten(1),
+        batch.all_label_positions.cpu().flatten(1),
         _columns_of(batch, partners).cpu(),
         donors,
         answers,
@@ -250,7 +250,7 @@ def _align(
     The place is that among demonstrations. Labels with the same number of tokens are aligned token
     by token, others only at the token that scores them.
     """
-    tokens = batch.label_token_positions.cpu()
+    tokens = batch.all_label_positions.cpu()
     n_prompts, n_demos, width = tokens.shape
     last_demo = donor.label_positions.shape[1] - 1
     demos = torch.arange(n_demos).clamp(max=last_demo).expand(n_prompts, -1)

@@ -53,7 +53,7 @@ class ScoreColumn(NamedTuple):
     unit: Literal["nats", "share"] = "nats"
 
 
-COLUMNS = {
+SCORE_COLUMNS = {
     "contrast": ScoreColumn(
         "contrast", "what the head adds to log p(answer) − log Σ p(other labels)"
     ),
@@ -85,7 +85,7 @@ def score_definitions(scores: Sequence[Score]) -> str:
     """Return a sentence on what these scores of heads are, for effects on log-odds."""
     definitions = []
     for name in scores:
-        definition = COLUMNS[name].definition.format(lost=OUTCOME_NAMES["log_odds"])
+        definition = SCORE_COLUMNS[name].definition.format(lost=OUTCOME_NAMES["log_odds"])
         definitions.append(f"{name} ({definition})")
     return f"Scores: {'; '.join(definitions)}."
 
@@ -111,7 +111,7 @@ class LocatedHeads(Result):
     scores: dict[str, MeanScore]
     """The score `by`, and others. Of all heads: with "exchange", those of exchanging `keys` and
     `values`; with "effect", of the log-odds, also the `log_prob`. Of the first `k` heads, NaN for
-    others: the scores of `COLUMNS` (`OtherScores`).
+    others: the scores of `SCORE_COLUMNS` (`OtherScores`).
     """
     k: int
     """Number of heads of the list, which `selected` refers to."""
@@ -286,7 +286,7 @@ class LocatedHeads(Result):
         answers are not shown.
         """
         names = []
-        for name in COLUMNS:
+        for name in SCORE_COLUMNS:
             is_other = name != self.by and name in self.scores
             if is_other and not self.scores[name].mean.isnan().all():
                 names.append(name)
@@ -302,7 +302,7 @@ class LocatedHeads(Result):
         """Return a sentence on the columns beside the score; empty without such columns."""
         definitions = []
         for name in self._table_scores():
-            column = COLUMNS[name]
+            column = SCORE_COLUMNS[name]
             definition = column.definition.format(lost=OUTCOME_NAMES[self.outcome])
             definitions.append(f"{column.title} ({definition})")
         if not definitions:
@@ -351,11 +351,11 @@ class LocatedHeads(Result):
         """Return the cells of a table of the first k heads, best first."""
         table = self.to_frame().head(self.k)
         columns: dict[str, list[Any]] = {"head": table["name"].tolist()}
-        columns[COLUMNS[self.by].title] = list(map(signed, table["score"]))
+        columns[SCORE_COLUMNS[self.by].title] = list(map(signed, table["score"]))
         columns["95% interval"] = interval_texts(table)
         columns["selected"] = list(map(format_share, table["selected"]))
         for name in self._table_scores():
-            column = COLUMNS[name]
+            column = SCORE_COLUMNS[name]
             format_cell = signed if column.unit == "nats" else format_share
             columns[column.title] = list(map(format_cell, table[name]))
         return columns

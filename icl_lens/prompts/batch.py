@@ -137,7 +137,7 @@ class PromptBatch:
         return (self.label_positions - 1).clamp(min=-1)
 
     @property
-    def label_token_positions(self) -> Int[Tensor, "batch demo token"]:
+    def all_label_positions(self) -> Int[Tensor, "batch demo token"]:
         """Positions of all tokens of each demonstration's label, -1 where it has fewer.
 
         Attention to a label is summed over them; its keys and values are read at `label_positions`.
@@ -400,7 +400,7 @@ def role_indices(batch: PromptBatch) -> Int[Tensor, "batch pos"]:
         start, end = ranges[..., :1], ranges[..., 1:]
         inside = (position >= start) & (position < end) & (start >= 0)
         roles[inside.any(1)] = ROLES.index(name)
-    of_labels = batch.label_token_positions
+    of_labels = batch.all_label_positions
     is_true = batch.label_index == batch.answer[:, None]
     for name, is_kind in (("true label", is_true), ("false label", ~is_true)):
         row, demonstration, token = ((of_labels >= 0) & is_kind[..., None]).nonzero().unbind(1)

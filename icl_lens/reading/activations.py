@@ -220,7 +220,7 @@ class Activations:
             "label to attend to",
             "use acts.pattern [batch layer head key], the attention to all positions",
         )
-        positions = self.batch.label_token_positions.to(self.pattern.device)
+        positions = self.batch.all_label_positions.to(self.pattern.device)
         index = positions.flatten(1)[:, None, None].expand(-1, *self.pattern.shape[1:3], -1)
         picked = self.pattern.gather(-1, index.clamp(min=0)).masked_fill(index < 0, 0.0)
         return picked.unflatten(-1, positions.shape[1:]).sum(-1)

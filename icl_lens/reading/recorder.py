@@ -138,7 +138,7 @@ class Recorder:
         if isinstance(positions, bool):
             positions = "all"
             if batch.has_demonstrations:
-                positions = [row[row >= 0].tolist() or [-1] for row in batch.label_token_positions]
+                positions = [row[row >= 0].tolist() or [-1] for row in batch.all_label_positions]
         lengths = (batch.last + 1).tolist()
         resolved = resolve_positions(positions, lengths)
         places: list[tuple[int, int, int]] = []  # prompt, pass, position
@@ -169,7 +169,7 @@ class Recorder:
                 "hook_resid_pre": {"resid_pre": self._at_last, "label_resid_pre": self._at_labels},
                 "attn.hook_q": {"q": self._at_last},
                 "attn.hook_v": {"pass_v": lambda v, clipped=clipped: self._everywhere(clipped(v))},
-                "attn.hook_pattern": {"pattern": self._last_query},
+                "attn.hook_pattern": {"pattern": self._pattern_of_last_query},
                 "attn.hook_z": {"z": self._at_last},
                 "hook_attn_out": {"attn_out": self._at_last, "label_attn_out": self._at_labels},
                 "hook_mlp_out": {"mlp_out": self._at_last},
@@ -254,7 +254,7 @@ class Recorder:
         positions = self.batch.label_positions.to(value.device)[self.read_rows.to(value.device)]
         return self._of_rows(at_positions(value, positions, self.read_in_pass.to(value.device)))
 
-    def _last_query(self, pattern: Tensor) -> RowValues:
+    def _pattern_of_last_query(self, pattern: Tensor) -> RowValues:
         rows = self.read_in_pass.to(pattern.device)
         last = self.batch.last.to(pattern.device)[self.read_rows.to(pattern.device)]
         return self._of_rows(self._at_width(pattern[rows, :, last], dim=-1))

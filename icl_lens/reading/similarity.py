@@ -82,9 +82,7 @@ def compared_positions(batch: PromptBatch) -> list[list[int]]:
     """Return the positions where labels are predicted, and those of labels' tokens: what
     `label_similarity` reads.
     """
-    positions = torch.cat(
-        [batch.prediction_positions, batch.label_token_positions.flatten(1)], dim=1
-    )
+    positions = torch.cat([batch.prediction_positions, batch.all_label_positions.flatten(1)], dim=1)
     return [row[row >= 0].tolist() or [-1] for row in positions]
 
 

@@ -169,7 +169,7 @@ def value_parts(
     is_exact = g is not None
     if g is None:
         g = layer_gradients(acts, targets, readout, against=against_ids)[1][:, head.layer]
-    positions = key_positions(acts, keys, acts.batch.label_token_positions.flatten(1))
+    positions = key_positions(acts, keys, acts.batch.all_label_positions.flatten(1))
     projection = HeadProjection(acts, head, "v", positions)
     through_W_O = einsum(
         g, view.W_O(head.layer)[head.head].to(g), "batch model, d model -> batch d"

@@ -49,8 +49,8 @@ def terminal(explanation: Explanation) -> Group:
     """Return the output of `icl-lens explain`."""
     lines: list[RenderableType] = []
     for section in explanation_sections.SECTIONS:
-        if section.name in SECTIONS:
-            lines += SECTIONS[section.name](explanation)
+        if section.name in SECTION_LINES:
+            lines += SECTION_LINES[section.name](explanation)
             continue
         view = section.view(explanation)
         if view is not None:
@@ -337,7 +337,7 @@ def _removal(explanation: Explanation) -> list[RenderableType]:
     return [table, Text(note, QUIET)]
 
 
-SECTIONS: dict[str, Callable[[Explanation], list[RenderableType]]] = {
+SECTION_LINES: dict[str, Callable[[Explanation], list[RenderableType]]] = {
     "prompt": _prompt,
     "answer": _answer,
     "layers": _layers,

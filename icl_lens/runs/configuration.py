@@ -35,7 +35,7 @@ def configuration(
     optional: dict[str, Any] = {}
     if view.quantization:
         optional["quantization"] = view.quantization
-    if batch.labels and batch.label_token_positions.shape[-1] > 1:
+    if batch.labels and batch.all_label_positions.shape[-1] > 1:
         # Chunks of older versions hold what such labels have at their last tokens only.
         optional["labels_are"] = "all their tokens"
     if edits := active_edits(view):

@@ -559,7 +559,7 @@ def test_ablation_in_places_changes_these_alone(load_tiny):
         edited = z_within(il.Ablate([(layer, head)], positions=positions))
         for row, last in enumerate(batch.last.tolist()):
             places = (
-                batch.label_token_positions[row].flatten().tolist()
+                batch.all_label_positions[row].flatten().tolist()
                 if positions == "labels"
                 else positions
             )

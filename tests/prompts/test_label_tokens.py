@@ -165,7 +165,7 @@ def test_labels_are_where_they_are_counted_in_words(case: Any) -> None:
         assert batch.prediction_positions[number].tolist()[:count] == before
         assert batch.label_ranges[number].tolist()[:count] == row.label_starts_and_ends
         for positions, places in zip(
-            batch.label_token_positions[number].tolist(), row.labels, strict=False
+            batch.all_label_positions[number].tolist(), row.labels, strict=False
         ):
             assert [position for position in positions if position >= 0] == [*places]
 
@@ -177,7 +177,7 @@ def test_missing_demonstrations_have_no_positions(case: Any) -> None:
             batch.label_positions,
             batch.prediction_positions,
             batch.label_ranges,
-            batch.label_token_positions,
+            batch.all_label_positions,
         ):
             assert bool((positions[number, len(row.labels) :] == -1).all())
 
@@ -459,7 +459,7 @@ def test_a_row_that_ends_within_a_label_does_not_have_it(load_tiny: Any) -> None
     within, whole = batch.at([second[0], second[-1]]).split(1)
     assert within.label_index[0].tolist() == [0, -1, -1, -1]
     assert whole.label_index[0].tolist() == [0, 1, -1, -1]
-    assert within.label_token_positions[0, 1:].flatten().unique().tolist() == [-1]
+    assert within.all_label_positions[0, 1:].flatten().unique().tolist() == [-1]
     assert whole.label_ranges[0, 1].tolist() == [second.start, second.stop]
 
 

@@ -165,7 +165,7 @@ def test_labels_of_several_tokens_are_scored_and_read_at_the_first(kind):
     # 0 love 1 : 2 happy 3 two 4 nine 5 : 6 sad 7 a 8 three 9 :
     assert batch.label_positions.tolist() == [[2, 6]]
     assert batch.label_ranges.tolist() == [[[2, 4], [6, 7]]]
-    assert batch.label_token_positions.tolist() == [[[2, 3], [6, -1]]]
+    assert batch.all_label_positions.tolist() == [[[2, 3], [6, -1]]]
     assert batch.prediction_positions.tolist() == [[1, 5]]
     assert batch.text_ranges.tolist() == [[[0, 1], [4, 5]]]
     assert batch.query_range.tolist() == [[7, 9]]

@@ -261,7 +261,7 @@ def answer(scene: Scene) -> Panel:
 def whole_probs(scene: Scene) -> dict[str, float]:
     """Return the probability of each whole label; empty if every label is one token."""
     batch = scene.batch
-    if not scene.n_appended and batch.label_token_positions.shape[-1] == 1:
+    if not scene.n_appended and batch.all_label_positions.shape[-1] == 1:
         return {}
     probabilities = whole_label_log_probs(scene.model, batch)[0].exp()
     return dict(zip(batch.decisions.whole_labels, probabilities.tolist(), strict=True))
