@@ -21,6 +21,7 @@ from icl_lens.edits.recomputed_patterns import LayerValues
 from icl_lens.edits.site_hooks import HOOKS
 from icl_lens.models.passes.inference import log_probs_of, replace_forwards
 from icl_lens.models.passes.memory import GRAPH_BYTES, release_freed_memory
+from icl_lens.models.sizes import make_room
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.reading.passes import check_finite
@@ -70,7 +71,6 @@ def z_gradients(
             z = z if z.requires_grad else z.detach().requires_grad_(True)
             is_first_run = layer not in begun
             if is_first_run:
-                release_freed_memory()  # of the FFN before
                 begun.add(layer)
                 z.register_hook(partial(take, layer))
                 if layer == 0:
@@ -162,10 +162,11 @@ def _log_probs_with_graph(
     def only_last(x: Tensor, hook: Any) -> Tensor:
         return x[torch.arange(len(x), device=x.device), last.to(x.device), None]
 
+    room = make_room(view, *batch.tokens.shape)
     with (
         view.inference_pass() as kwargs,
         _frozen_weights(view),
-        view.model.hooks(fwd_hooks=[*hooks, (view.last_logits_hook, only_last)]),
+        view.model.hooks(fwd_hooks=[*room, *hooks, (view.last_logits_hook, only_last)]),
         _blocks_run_again(view, is_on=runs_blocks_again),
     ):
         # Clones, because inference tensors cannot be saved for backward.

@@ -161,9 +161,10 @@ class Editor:
         # original in place.
         edited_heads, pattern, _ = self.patterns[layer]
         if layer in self.at_other_queries:
-            other_pattern = value.clone()
+            other_pattern = value  # copied only if edits change it: it may be the largest tensor
             if (at_others := self.at_other_queries[layer]) is not None:
                 other_heads, patterns, _ = at_others
+                other_pattern = value.clone()
                 other_pattern[:, other_heads] = patterns
             is_last = self._is_last(value.transpose(1, 2))[:, None, :, None]
             pattern = torch.where(is_last, pattern, other_pattern[:, edited_heads])

@@ -139,8 +139,11 @@ def repeated_token_attention(
     view, by_layer = ModelView.of(model), list[Tensor]()
 
     def keep(pattern: Tensor, hook: Any) -> None:
-        of_queries = pattern[:, :, queries].detach().double().cpu()
-        by_layer.append(attention_statistics(of_queries, queries, n_tokens))
+        of_heads: list[Tensor] = []
+        for of_head in pattern.detach().split(1, dim=1):  # float64 takes twice the pattern's memory
+            of_queries = of_head[:, :, queries].double().cpu()
+            of_heads.append(attention_statistics(of_queries, queries, n_tokens))
+        by_layer.append(torch.cat(of_heads, dim=1))
 
     hooks = [(view.hook(layer, "attn.hook_pattern"), keep) for layer in range(view.n_layers)]
     by_sequence = list[Tensor]()

@@ -25,7 +25,9 @@ from icl_lens.models.passes.memory import release_freed_memory
 from icl_lens.models.readout import Readout
 from icl_lens.models.sizes import key_bytes
 from icl_lens.models.view import ModelView
+from icl_lens.reading.passes import last_log_probs
 from icl_lens.reading.recorder import Recorder
+from icl_lens.reading.repeated_tokens import repeated_sequences
 
 N_LAYERS, N_HEADS = 10, 4
 SEVERAL_LAYERS = N_LAYERS - 1
@@ -254,6 +256,20 @@ def test_a_gradient_gives_freed_memory_back_at_each_layer(model, monkeypatch):
     assert len(n_released) >= N_LAYERS
 
 
+def test_a_large_gradient_gives_freed_memory_back_before_each_layer_that_runs(model, monkeypatch):
+    """Once forward, and again in the backward pass of each of the two scores."""
+    layers_with_graph = []
+
+    def record(x, hook):
+        if x.requires_grad:  # the first layer's input has no graph, and that of other passes none
+            layers_with_graph.append(hook.layer())
+
+    monkeypatch.setattr(sizes, "PASS_BYTES", 1)
+    monkeypatch.setattr(sizes, "_release_freed_memory", record)
+    gradient(model, prompts_of(model, 1))
+    assert sorted(layers_with_graph) == sorted(3 * [*range(1, N_LAYERS)])
+
+
 @pytest.mark.parametrize(("share", "n_calls"), [(0.4, 0), (0.6, 1), (1.1, 1 + N_LAYERS)])
 def test_freed_memory_is_given_back_before_a_large_pass_and_each_layer_of_a_larger_one(
     model, monkeypatch, share, n_calls
@@ -427,7 +443,10 @@ EDGES = {
 EARLY = il.Head(1, 2)
 
 
-@pytest.mark.parametrize("name", EDGES)
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "estimated" else pytest.param(name, marks=pytest.mark.slow) for name in EDGES],
+)
 def test_edges_keep_what_the_readers_layer_reads_of_one_prompt(name, model, monkeypatch):
     """What all layers read of the prompts that run would take several times as much."""
     monkeypatch.setattr(sizes, "pass_bytes", lambda *_: 2**40)
@@ -437,6 +456,33 @@ def test_edges_keep_what_the_readers_layer_reads_of_one_prompt(name, model, monk
     with LiveMemory() as edges:
         EDGES[name](model, batch)
     assert edges.peak < captured.peak - _bytes_by_layer(acts) / 2
+
+
+def test_edits_of_last_queries_copy_the_pattern_once(model):
+    """The pattern of all queries is the largest tensor of a pass over a long prompt."""
+    batch = prompts_of(model, 1, 64)
+    pattern_bytes = 4 * N_HEADS * batch.tokens.shape[1] ** 2
+    other = prompts_of(model, 2, 64)[[1]]
+    il.score(model, batch)  # the first batch also runs the Hugging Face model
+    with LiveMemory() as plain:
+        il.score(model, batch)
+    patch = il.Patch(HEADS, other, activation="q", positions="last")
+    with il.edited(model, patch, batch=batch), LiveMemory() as edited:
+        il.score(model, batch)
+    assert edited.peak < plain.peak + 1.9 * pattern_bytes
+
+
+def test_scores_of_repeated_tokens_keep_one_heads_attention_in_float64(model):
+    """That of all heads would take more than the pass itself."""
+    n_tokens = 40
+    batch = repeated_sequences(model, n=1, n_tokens=n_tokens, seed=0)
+    pattern_bytes = 4 * N_HEADS * batch.tokens.shape[1] ** 2
+    last_log_probs(model, batch)  # the first batch also runs the Hugging Face model
+    with LiveMemory() as plain:
+        last_log_probs(model, batch)
+    with LiveMemory() as scored:
+        il.repeated_token_scores(model, n=1, n_tokens=n_tokens)
+    assert scored.peak < plain.peak + pattern_bytes
 
 
 def _bytes_by_layer(acts):
