@@ -41,7 +41,7 @@ from icl_lens.prompts.tasks import load_task
 from icl_lens.runs.distributed import Distributed
 from icl_lens.runs.stream import ChunkStream
 
-N, BATCH = 60, 4
+N, BATCH = 36, 3
 rotating = partial(pytest.param, marks=pytest.mark.rotating)
 
 
@@ -247,7 +247,10 @@ def test_a_full_disk_is_one_line_and_the_run_resumes(inputs, unbroken, run, tmp_
     assert contents(out) == unbroken
 
 
-@pytest.mark.parametrize("damage", ["cut", "foreign", "copied"])
+@pytest.mark.parametrize(
+    "damage",
+    ["copied", *(pytest.param(damage, marks=pytest.mark.slow) for damage in ("cut", "foreign"))],
+)
 def test_a_damaged_part_is_computed_again(inputs, unbroken, run, tmp_path, damage):
     """A part that cannot be trusted is named and computed again; the others stay."""
     out = tmp_path / "out"

@@ -62,8 +62,10 @@ def every_increase(gpt2, many):
     ("batch_size", "contrast"),
     [
         (7, None),
-        (40, "several"),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, None), (7, "one")]),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [(1, None), (7, "one"), (40, "several")]
+        ),
     ],
 )
 def test_means_are_those_of_every_prompt(gpt2, many, every_increase, batch_size, contrast):
@@ -216,7 +218,7 @@ def every_contrast(model, many, against, **convention):
     return torch.cat(mean_scores)
 
 
-@pytest.mark.parametrize("which", ["one", "several"])
+@pytest.mark.parametrize("which", [pytest.param("one", marks=pytest.mark.slow), "several"])
 def test_contrast_is_taken_up_again(gpt2, many, tmp_path, monkeypatch, which):
     """Chunks in the folder are not recomputed, and the result is the same to the last bit."""
     against = contrasts(many)[which]
@@ -307,14 +309,13 @@ RESUMED = {
         model, prompts[:12], prompts[12:], ["L2H1"], n_edges=2, n_random=3, run=run
     ),
 }
+QUICKLY_RESUMED = ("locate, exchange", "mean_score_parts", "task_check")
 
 
 @pytest.mark.parametrize(
     "function",
     [
-        pytest.param(name, marks=pytest.mark.slow)
-        if name in ("two_towers", "locate_circuit")
-        else name
+        name if name in QUICKLY_RESUMED else pytest.param(name, marks=pytest.mark.slow)
         for name in RESUMED
     ],
 )
@@ -340,7 +341,7 @@ def test_what_is_stored_is_not_computed_again(gpt2, words, tmp_path, monkeypatch
     assert sorted((tmp_path / "run").rglob("*-0*.parquet")) == chunks
 
 
-@pytest.mark.parametrize("by", ["contrast", "effect"])
+@pytest.mark.parametrize("by", ["contrast", pytest.param("effect", marks=pytest.mark.slow)])
 def test_a_bar_is_shown_where_one_is_asked_for(gpt2, gpt2_batch, capsys, by):
     """With progress=True, a bar shows total and rate and is erased at the end; otherwise there is
     none.

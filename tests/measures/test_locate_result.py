@@ -71,7 +71,13 @@ def test_intervals_are_those_of_every_prompts_values(gpt2, batch, by):
     assert il.locate(gpt2, batch[[0, 0]], k=2, by=by).to_frame()["low"].isna().all()
 
 
-@pytest.mark.parametrize("by", ["increase", "contrast", "effect", "exchange"])
+@pytest.mark.parametrize(
+    "by",
+    [
+        "effect",
+        *(pytest.param(by, marks=pytest.mark.slow) for by in ("increase", "contrast", "exchange")),
+    ],
+)
 def test_the_other_scores_of_listed_heads_are_those_of_their_functions(gpt2, words, by):
     """Each is the mean over prompts; the three exchanges are those of a scan of all heads."""
     many = il.tokenize(gpt2, locating_half("sentiment-number", words, 8))

@@ -92,7 +92,10 @@ def test_means_and_intervals_are_those_of_effects_one_by_one(gpt2, many):
     assert_close(frame["log_prob"], expected[0].mean(0).flatten()[best])
 
 
-@pytest.mark.parametrize("options", [{"positions": "all"}, {"method": "gradient"}])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({"positions": "all"}, marks=pytest.mark.slow), {"method": "gradient"}],
+)
 def test_other_effects_stream_too(gpt2, many, options):
     located = il.locate(gpt2, many, by="effect", run=il.Run(batch_size=11), **options)
     whole = il.head_effects(gpt2, many, **options)

@@ -45,7 +45,7 @@ def many(gpt2, words):
     return il.tokenize(gpt2, il.load_task("sentiment-number", n=N, layout="random", path=words))
 
 
-@pytest.mark.parametrize("by", ["contrast", "increase"])
+@pytest.mark.parametrize("by", ["contrast", pytest.param("increase", marks=pytest.mark.slow)])
 def test_located_heads(gpt2, many, by):
     against = many.other_label_tokens if by == "contrast" else None
     all_scores = il.head_log_prob_increase(

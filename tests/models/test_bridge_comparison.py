@@ -304,9 +304,16 @@ FIRST_CALLS = {
     ),
 }
 """Each is the first use of a model from files, which was not compared on loading."""
+QUICK_CALLS = ("a batch", "a hook", "a pass of TransformerLens", "inside an edit")
 
 
-@pytest.mark.parametrize("first", FIRST_CALLS)
+@pytest.mark.parametrize(
+    "first",
+    [
+        name if name in QUICK_CALLS else pytest.param(name, marks=pytest.mark.slow)
+        for name in FIRST_CALLS
+    ],
+)
 def test_a_model_from_files_is_compared_before_its_first_numbers(first, folder_not_causal):
     model = il.load_model(folder_not_causal, tokenizer=families.tokenizer(), device="cpu")
     for _ in range(2):  # and again, if it is used again

@@ -117,10 +117,8 @@ def offloaded(load, tmp_path):
 @pytest.mark.skipif(
     tl_version() < (4, 0), reason="TransformerLens 3 does not split fused matrices that are away"
 )
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "gpt2" else pytest.param(name, marks=pytest.mark.slow) for name in REST],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REST)
 def test_offloaded_weights_are_read_when_needed(offloaded, load_tiny, name):
     """Results are those of the model in memory; the weights do not stay in memory afterwards."""
     model, whole = offloaded(name), load_tiny(name)

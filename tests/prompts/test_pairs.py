@@ -606,6 +606,7 @@ def test_commands_check_pairs_first(run, tiny, tmp_path):
 
 
 HEAD = il.Head(1, 2)
+QUICK = ("heads", "head effects", "edges", "whole labels", "ablation")
 # What each function returns for every prompt; without `against`, contrasts compare with the outputs
 # shown.
 BY_PROMPT = {
@@ -643,10 +644,7 @@ BY_PROMPT = {
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if name == "explanation" else name
-        for name in BY_PROMPT
-    ],
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in BY_PROMPT],
 )
 def test_prompts_of_pairs_have_the_numbers_they_have_alone(gpt2, prompts, name):
     """Other prompts of the batch have other choices, which change nothing."""

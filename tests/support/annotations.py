@@ -14,7 +14,7 @@ from typing import Any, get_args
 import jaxtyping
 from beartype import beartype as checked
 
-CHECKED = 5
+CHECKED = 2
 """Calls of a function that are checked in each test. A test calls some functions thousands of
 times.
 """

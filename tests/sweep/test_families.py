@@ -15,7 +15,10 @@ import icl_lens as il
 from icl_lens.models.view import ModelView
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama_gqa", "gemma2"])
+@pytest.mark.parametrize(
+    "name",
+    ["gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama_gqa", "gemma2"))],
+)
 def test_searches_find_what_trying_everything_finds(family_run, name):
     """All parts are evaluated against one token or if logits are soft-capped, fewer otherwise."""
     run = family_run(name)

@@ -58,7 +58,7 @@ def budgets() -> Iterator[tuple[Any, str]]:
                     yield module, key
 
 
-QUICK = {"attention_score_parts", "head_effects", "locate_circuit", "mean_score_parts", "score"}
+QUICK = {"attention_score_parts", "mean_score_parts", "score"}
 QUICK_FAMILIES = ("llama_gqa",)
 CASES = [
     pytest.param(

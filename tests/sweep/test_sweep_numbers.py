@@ -1005,7 +1005,7 @@ def ablated_sets(c: Both) -> None:
         edit = il.Ablate(c.heads, positions="last" if last else "all", strength=strengths)
         theirs = c.log_probs(lambda row, edit=scale: edit)[:, [FOO, BAR]]
         assert_close(il.score(c.model, c.batch, [[edit]])[:, 0], theirs)
-    labels = [sorted({*row.flatten().tolist()} - {-1}) for row in c.batch.label_token_positions]
+    labels = [sorted({*row.flatten().tolist()} - {-1}) for row in c.batch.all_label_positions]
     for positions, places in (([1, -2], [[1, -2]] * len(labels)), ("labels", labels)):
 
         def zeroed(row: int, places: list[list[int]] = places) -> Any:
@@ -1726,7 +1726,7 @@ queries and keys.
 """
 READ_NORMS = {"last_query", "label_similarity", "metric", "score_parts"}
 """Checks in which norms of queries and keys matter most."""
-LONG = {"edges", "patched", "sites", "trace_estimated", "traced"}
+LONG = {"circuit", "edges", "patched", "sites", "trace_estimated", "traced", "without_edges"}
 """Checks that take so long that no family is quick."""
 
 
