@@ -153,9 +153,10 @@ def draw(table: pd.DataFrame) -> Figure:
     curve = table.query("measure == 'log-odds without k heads' and ranking == 'contrast'")
     figure, pairs = panels(curve)
     for axes, rows in pairs:
-        axes.plot(rows["at"], rows["quantity"], "o-", color=COLORS[0], ms=3, label="located heads")
+        n_removed = rows["at"].astype(float)  # texts in published tables
+        axes.plot(n_removed, rows["quantity"], "o-", color=COLORS[0], ms=3, label="located heads")
         axes.plot(
-            rows["at"],
+            n_removed,
             rows["control"],
             "o-",
             color=COLORS[1],

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
+import ablation
 import ground_truth
 import numpy as np
 import pandas as pd
@@ -357,6 +358,15 @@ def test_every_claim_is_listed_with_its_source():
     assert scripts == set(CLAIMS) == set(publish.CLAIMS)
     for script in scripts:
         assert f"`{script}.py` | arXiv " in readme
+
+
+def test_the_published_curve_stands_at_the_numbers_of_heads_removed():
+    """Numbers of a published table are texts, which would be drawn as places 0, 1, 2, ..."""
+    table = publish.read(publish.DOCS / "data" / "ablation.csv")
+    figure = ablation.draw(table.query("model == 'smollm2-135m'"))
+    for axes in figure.axes:
+        for line in axes.lines[:2]:
+            assert line.get_xdata().tolist() == list(ablation.COUNTS)
 
 
 def test_numbers_on_heat_maps_differ_from_their_cells():
