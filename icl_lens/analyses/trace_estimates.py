@@ -87,10 +87,8 @@ def _changes(
     values = zip(by_source, of_prompts, donated, replaced, strict=True)
     for ((_, site, _), columns), reading, new, old in values:
         for layer, column in columns.items():
-            # Popped, so that what the source and the prompt have is freed layer by layer.
-            of_source, of_prompt = new.pop(layer), old.pop(layer)
-            dtype = torch.promote_types(of_prompt.dtype, torch.float32)
-            difference = of_source.to(dtype) - of_prompt.to(dtype)
+            dtype = torch.promote_types(old[layer].dtype, torch.float32)
+            difference = new[layer].to(dtype) - old[layer].to(dtype)
             change = InputChange(column, reading.places, difference)
             changes_at.setdefault((site, layer), []).append(change)
     return changes_at
