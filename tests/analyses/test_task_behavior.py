@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import slow, slow_except
 from planted import Kind, build
 from prompt_parts import labels_of, pairs_of, texts_of
 
@@ -41,7 +42,7 @@ EXPECTED: dict[str, tuple[Kind, tuple[str, ...] | None, tuple[str, ...]]] = {
 
 
 QUICK = ("two towers", "the last label")
-CASES = [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in EXPECTED]
+CASES = slow_except(QUICK, EXPECTED)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -81,10 +82,10 @@ PREFERENCES = (0.0, 2.0, 6.0)
 @pytest.mark.parametrize(
     ("kind", "labels", "tells_apart"),
     [
-        pytest.param("two-tower", None, True, marks=pytest.mark.slow),
-        pytest.param("majority", None, False, marks=pytest.mark.slow),
-        pytest.param("last-label", None, False, marks=pytest.mark.slow),
-        pytest.param("lookup", NAMES, True, marks=pytest.mark.slow),
+        slow("two-tower", None, True),
+        slow("majority", None, False),
+        slow("last-label", None, False),
+        slow("lookup", NAMES, True),
     ],
 )
 def test_a_preference_neither_hides_nor_feigns_another_behavior(

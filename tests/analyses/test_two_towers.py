@@ -14,6 +14,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from cases import slow_except
 from family_tables import EXACT
 from planted import build
 from prompt_parts import pairs_of
@@ -80,10 +81,7 @@ def test_full_passes_give_the_same_exchanges(tiny_run, monkeypatch):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name in ("gpt2", "mistral") else pytest.param(name, marks=pytest.mark.slow)
-        for name in EXACT
-    ],
+    slow_except(("gpt2", "mistral"), EXACT),
 )
 def test_donors_run_from_the_first_token_that_differs(family_run, name, monkeypatch):
     """Rows of one pass begin with different numbers of tokens, also where attention is local

@@ -8,6 +8,7 @@ from html import unescape
 
 import families
 import pytest
+from cases import slow
 from tolerance import assert_close
 
 import icl_lens as il
@@ -71,7 +72,7 @@ def test_ablating_one_prompt_is_ablate_heads(family_folder, load_tiny, capsys, t
         pytest.param(
             {"by": "exchange", "check": False}, "exchange", "random", marks=pytest.mark.slow
         ),
-        pytest.param({"mode": "mean", "check": False}, "effect", "random", marks=pytest.mark.slow),
+        slow({"mode": "mean", "check": False}, "effect", "random"),
     ],
 )
 def test_ablating_a_task_is_ablate_with_controls(icl_mini, capsys, tmp_path, options, by, layout):

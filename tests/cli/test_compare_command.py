@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 import transformers
+from cases import slow
 from matplotlib.collections import PathCollection
 from rich.console import Console
 from tolerance import assert_close
@@ -97,7 +98,9 @@ def test_two_models_explain_the_same_answer(run, tiny, noised):
     "by",
     [
         None,
-        *(pytest.param(by, marks=pytest.mark.slow) for by in ("effect", "increase", "exchange")),
+        slow("effect"),
+        slow("increase"),
+        slow("exchange"),
     ],
 )
 def test_two_models_over_a_task_are_compare_models(run, tiny, noised, words, tmp_path, by):

@@ -18,6 +18,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
+from cases import slow
 from launches import (
     LAUNCHES,
     assert_shared,
@@ -249,7 +250,7 @@ def test_a_full_disk_is_one_line_and_the_run_resumes(inputs, unbroken, run, tmp_
 
 @pytest.mark.parametrize(
     "damage",
-    ["copied", *(pytest.param(damage, marks=pytest.mark.slow) for damage in ("cut", "foreign"))],
+    ["copied", slow("cut"), slow("foreign")],
 )
 def test_a_damaged_part_is_computed_again(inputs, unbroken, run, tmp_path, damage):
     """A part that cannot be trusted is named and computed again; the others stay."""

@@ -14,6 +14,7 @@ from typing import Any, get_args
 import families
 import families_table
 import pytest
+from cases import slow
 from torch import Tensor
 
 import icl_lens as il
@@ -114,9 +115,7 @@ def names() -> dict[str, Any]:
     return namespace
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in NAMES]
-)
+@pytest.mark.parametrize("name", [slow(name) if name in LONG else name for name in NAMES])
 def test_examples_run(name: str, names: dict[str, Any]) -> None:
     public = attrgetter(name)(il)
     # Examples of a class's fields and methods are found as well.

@@ -9,6 +9,7 @@ from itertools import pairwise
 import families
 import pytest
 import torch
+from cases import slow
 from passes import watched
 from shared import ragged
 from tolerance import assert_close
@@ -112,7 +113,9 @@ def edits_of(model, batch):
     "name",
     [
         "gpt2",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama_gqa", "bloom", "gemma2")),
+        slow("llama_gqa"),
+        slow("bloom"),
+        slow("gemma2"),
     ],
 )
 def test_sets_of_any_edits_score_what_their_blocks_do(load_tiny, name):

@@ -4,6 +4,7 @@ refused.
 
 import pytest
 import torch
+from cases import slow
 from shared import PROMPTS
 from test_edits import edits_of
 
@@ -47,7 +48,7 @@ def _loop(run, tokens):
 
 
 @pytest.mark.parametrize("what", BLOCKS)
-@pytest.mark.parametrize("name", ["llama_gqa", pytest.param("gpt2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["llama_gqa", slow("gpt2")])
 def test_generation_in_a_block_is_a_loop_of_whole_passes(load_tiny, name, what):
     model = load_tiny(name)
     batch = il.tokenize(model, PROMPTS[0], prepend_bos=False)

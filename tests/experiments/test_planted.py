@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, get_args
 
 import pytest
 import torch
+from cases import slow
 from planted import Kind, Planted, build
 from prompt_parts import labels_of
 from safetensors.torch import load_file
@@ -153,10 +154,10 @@ def test_suppressors_lower_labels_that_are_shown_and_no_others(planted):
     ("kind", "role"),
     [
         ("two-tower", "two-tower"),
-        pytest.param("two-tower", "mover", marks=pytest.mark.slow),
-        pytest.param("compare-copy", "copier", marks=pytest.mark.slow),
-        pytest.param("compare-copy", "mover", marks=pytest.mark.slow),
-        pytest.param("compare-copy", "comparer", marks=pytest.mark.slow),
+        slow("two-tower", "mover"),
+        slow("compare-copy", "copier"),
+        slow("compare-copy", "mover"),
+        slow("compare-copy", "comparer"),
     ],
 )
 def test_planted_heads_are_the_cause(planted, kind, role):
@@ -221,7 +222,7 @@ def test_same_seed_same_files_and_same_noise_in_all_kinds(planted, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["hidden", pytest.param("removed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["hidden", slow("removed")])
 def test_demonstrations_help_as_planted(planted, way: str) -> None:
     """Of the query's class where texts are compared, the last one, by their label alone, or not at
     all.

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import slow
 from safetensors.torch import load_file
 from tolerance import assert_close
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -38,7 +39,7 @@ DIGESTS = (
 """Digests of 40 batches of each level, drawn by the recipe that the models were trained with."""
 
 
-@pytest.mark.parametrize("level", [0, pytest.param(1, marks=pytest.mark.slow), LAST_LEVEL])
+@pytest.mark.parametrize("level", [0, slow(1), LAST_LEVEL])
 def test_the_recipe_draws_the_batches_that_the_bundled_models_were_trained_on(level):
     """Lengths, repeats, names and the order of classes cannot change without changing this."""
     data = Data(WORDS, TOKENIZER, seed=0, n_tokens=2000)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import slow
 from planted import Kind, Planted, build
 from planted_study import planted_study
 from tolerance import assert_close
@@ -141,9 +142,9 @@ def test_planted_chains_carry_what_their_edges_do(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "role"),
     [
-        pytest.param("last-label", "last-label", marks=pytest.mark.slow),
+        slow("last-label", "last-label"),
         pytest.param("majority", "majority", marks=[pytest.mark.slow, pytest.mark.rotating]),
-        pytest.param("untrained", "decoy", marks=pytest.mark.slow),
+        slow("untrained", "decoy"),
     ],
 )
 def test_models_that_compare_nothing_have_no_query_or_key_edges(tmp_path, kind, role):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformer_lens.patching
+from cases import slow
 from edge_attribution import attribute_edges, counted
 from shared import PROMPTS
 from test_head_to_head_effects import at_role, recording, writing, written
@@ -26,7 +27,7 @@ EDGES += [("v", "text", "embed"), ("v", "other", "L0H3")]
 STEP = 1e-4
 
 
-@pytest.fixture(params=["gpt2", pytest.param("llama_gqa", marks=pytest.mark.slow)])
+@pytest.fixture(params=["gpt2", slow("llama_gqa")])
 def case(load_tiny, float64, request):
     model = load_tiny(request.param, dtype=torch.float64)
     batch = il.tokenize(model, PROMPTS, prepend_bos=False)
@@ -66,13 +67,7 @@ def slope_of_passes(model, batch, head, part, change, where, places, moved):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("reader_at", "path", "steps"),
-    [
-        ("last", None, 1),
-        *(
-            pytest.param("label", *case_options, marks=pytest.mark.slow)
-            for case_options in [(None, 1), ("inputs", 2)]
-        ),
-    ],
+    [("last", None, 1), ("label", None, 1), ("label", "inputs", 2)],
 )
 def test_estimates_are_slopes_of_hooked_passes_along_each_input(case, reader_at, path, steps):
     model, batch, means = case

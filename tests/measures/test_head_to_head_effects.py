@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import slow
 from passes import watched
 from shared import PROMPTS
 from tolerance import assert_close
@@ -131,9 +132,7 @@ def test_means_replace_writers_and_roles_align_prompts_of_any_length(grouped):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "part", ["v", *(pytest.param(part, marks=pytest.mark.slow) for part in "qk")]
-)
+@pytest.mark.parametrize("part", ["v", slow("q"), slow("k")])
 def test_readers_at_a_role_are_those_at_its_tokens(grouped, part):
     """The sweep compares readers at roles and at all tokens with Hugging Face."""
     model, batch, _ = grouped

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from cases import slow, slow_except
 from families import WORDS
 from launches import contents
 from tolerance import assert_close
@@ -60,13 +61,7 @@ def every_increase(gpt2, many):
 
 @pytest.mark.parametrize(
     ("batch_size", "contrast"),
-    [
-        (7, None),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [(1, None), (7, "one"), (40, "several")]
-        ),
-    ],
+    [(7, None), slow(1, None), slow(7, "one"), slow(40, "several")],
 )
 def test_means_are_those_of_every_prompt(gpt2, many, every_increase, batch_size, contrast):
     against = contrasts(many)[contrast] if contrast else None
@@ -218,7 +213,7 @@ def every_contrast(model, many, against, **convention):
     return torch.cat(mean_scores)
 
 
-@pytest.mark.parametrize("which", [pytest.param("one", marks=pytest.mark.slow), "several"])
+@pytest.mark.parametrize("which", [slow("one"), "several"])
 def test_contrast_is_taken_up_again(gpt2, many, tmp_path, monkeypatch, which):
     """Chunks in the folder are not recomputed, and the result is the same to the last bit."""
     against = contrasts(many)[which]
@@ -314,10 +309,7 @@ QUICKLY_RESUMED = ("locate, exchange", "mean_score_parts", "task_check")
 
 @pytest.mark.parametrize(
     "function",
-    [
-        name if name in QUICKLY_RESUMED else pytest.param(name, marks=pytest.mark.slow)
-        for name in RESUMED
-    ],
+    slow_except(QUICKLY_RESUMED, RESUMED),
 )
 def test_what_is_stored_is_not_computed_again(gpt2, words, tmp_path, monkeypatch, function):
     """The same call in a folder with one chunk less computes this chunk only, and returns the
@@ -341,7 +333,7 @@ def test_what_is_stored_is_not_computed_again(gpt2, words, tmp_path, monkeypatch
     assert sorted((tmp_path / "run").rglob("*-0*.parquet")) == chunks
 
 
-@pytest.mark.parametrize("by", ["contrast", pytest.param("effect", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("by", ["contrast", slow("effect")])
 def test_a_bar_is_shown_where_one_is_asked_for(gpt2, gpt2_batch, capsys, by):
     """With progress=True, a bar shows total and rate and is erased at the end; otherwise there is
     none.

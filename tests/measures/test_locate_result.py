@@ -6,6 +6,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import torch
+from cases import slow
 from launches import locating_half
 from tolerance import assert_close
 
@@ -75,7 +76,9 @@ def test_intervals_are_those_of_every_prompts_values(gpt2, batch, by):
     "by",
     [
         "effect",
-        *(pytest.param(by, marks=pytest.mark.slow) for by in ("increase", "contrast", "exchange")),
+        slow("increase"),
+        slow("contrast"),
+        slow("exchange"),
     ],
 )
 def test_the_other_scores_of_listed_heads_are_those_of_their_functions(gpt2, words, by):

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from cases import slow
 from launches import contents, locating_half, restore, undisturbed
 from test_effects import one_by_one
 from tolerance import assert_close
@@ -94,7 +95,7 @@ def test_means_and_intervals_are_those_of_effects_one_by_one(gpt2, many):
 
 @pytest.mark.parametrize(
     "options",
-    [pytest.param({"positions": "all"}, marks=pytest.mark.slow), {"method": "gradient"}],
+    [slow({"positions": "all"}), {"method": "gradient"}],
 )
 def test_other_effects_stream_too(gpt2, many, options):
     located = il.locate(gpt2, many, by="effect", run=il.Run(batch_size=11), **options)

@@ -9,6 +9,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from cases import slow
 from launches import contents, undisturbed
 from planted_study import planted_study
 from tolerance import assert_close
@@ -24,7 +25,7 @@ def sample(model, words, n):
     return il.tokenize(model, il.load_task(TASK, n=n, layout="random", path=words))
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", pytest.param("gpt2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["llama_gqa", slow("gpt2")])
 def test_means_and_intervals_of_each_prompts_parts(load_tiny, words, name):
     """The sweep compares the parts of a prompt with Hugging Face's."""
     model = load_tiny(name)
@@ -156,7 +157,7 @@ def test_the_planted_writer_is_first_on_both_sides(tmp_path):
         assert mover in mean_parts.sentence(head)
 
 
-@pytest.mark.parametrize("kind", ["last-label", pytest.param("untrained", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["last-label", slow("untrained")])
 @pytest.mark.slow
 def test_models_that_compare_nothing_show_none(tmp_path, kind):
     study, mean_parts = of_planted(kind, tmp_path)

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from cases import slow
 from page_elements import Page
 
 import icl_lens as il
@@ -45,7 +46,7 @@ def many(gpt2, words):
     return il.tokenize(gpt2, il.load_task("sentiment-number", n=N, layout="random", path=words))
 
 
-@pytest.mark.parametrize("by", ["contrast", pytest.param("increase", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("by", ["contrast", slow("increase")])
 def test_located_heads(gpt2, many, by):
     against = many.other_label_tokens if by == "contrast" else None
     all_scores = il.head_log_prob_increase(

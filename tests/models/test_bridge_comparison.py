@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import families
 import pytest
 import torch
+from cases import slow_except
 from tolerance import assert_close
 from torch import nn
 from transformer_lens.model_bridge import TransformerBridge
@@ -309,10 +310,7 @@ QUICK_CALLS = ("a batch", "a hook", "a pass of TransformerLens", "inside an edit
 
 @pytest.mark.parametrize(
     "first",
-    [
-        name if name in QUICK_CALLS else pytest.param(name, marks=pytest.mark.slow)
-        for name in FIRST_CALLS
-    ],
+    slow_except(QUICK_CALLS, FIRST_CALLS),
 )
 def test_a_model_from_files_is_compared_before_its_first_numbers(first, folder_not_causal):
     model = il.load_model(folder_not_causal, tokenizer=families.tokenizer(), device="cpu")

@@ -10,6 +10,7 @@ import faults
 import gguf_files
 import pytest
 import torch
+from cases import slow
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
@@ -56,9 +57,7 @@ def test_every_supported_architecture_is_tested():
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow)
-        if name in ("gemma2", "gemma3_scaled", "llama", "qwen2", "qwen3")
-        else name
+        slow(name) if name in ("gemma2", "gemma3_scaled", "llama", "qwen2", "qwen3") else name
         for name in gguf_files.ARCHITECTURES
     ],
 )

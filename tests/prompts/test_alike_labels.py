@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from cases import slow
 from explanations import terminal_text
 from same_values import same
 from small_tokenizers import model_of
@@ -143,10 +144,11 @@ def test_numbers_of_a_decision_are_those_of_the_text_written_out(gpt2, batch):
 
 FAMILIES = [
     "gpt2",
-    *(
-        pytest.param(family, marks=pytest.mark.slow)
-        for family in ("gptj", "neox", "llama_gqa", "qwen3", "opt")
-    ),
+    slow("gptj"),
+    slow("neox"),
+    slow("llama_gqa"),
+    slow("qwen3"),
+    slow("opt"),
 ]
 
 
@@ -264,10 +266,7 @@ def test_numbers_from_ten_on_are_labels():
 
 @pytest.mark.parametrize(
     "row",
-    [
-        row if row % 3 == 1 else pytest.param(row, marks=pytest.mark.slow)
-        for row in range(len(ROWS))
-    ],
+    [row if row % 3 == 1 else slow(row) for row in range(len(ROWS))],
 )
 def test_every_decision_is_shown(gpt2, batch, row):
     """In the terminal and on the page, demonstrations have their whole labels, in the color of what

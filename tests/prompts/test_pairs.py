@@ -8,6 +8,7 @@ import json
 import faults
 import pytest
 import torch
+from cases import slow_except
 from prompt_parts import labels_of, pairs_of, texts_of
 from small_tokenizers import model_of
 from tolerance import assert_close
@@ -644,7 +645,7 @@ BY_PROMPT = {
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in BY_PROMPT],
+    slow_except(QUICK, BY_PROMPT),
 )
 def test_prompts_of_pairs_have_the_numbers_they_have_alone(gpt2, prompts, name):
     """Other prompts of the batch have other choices, which change nothing."""

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import datasets
 import pytest
+from cases import slow
 from prompt_parts import demonstrated_texts, labels_of, pairs_of, texts_of
 from small_tokenizers import model_of
 
@@ -119,7 +120,7 @@ def test_columns_without_a_file_are_refused(name):
 
 @pytest.mark.parametrize(
     "name",
-    [WORD_TASKS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in WORD_TASKS[1:])],
+    [WORD_TASKS[0], *(slow(name) for name in WORD_TASKS[1:])],
 )
 def test_the_papers_word_tasks(name):
     """Two false demonstrations, two true ones, and the query, a word of the category named last."""

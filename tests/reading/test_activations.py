@@ -5,6 +5,7 @@ precisions.
 import numpy as np
 import pytest
 import torch
+from cases import slow
 from shared import PROMPTS
 from tolerance import assert_close, tolerance
 from transformers.activations import NewGELUActivation
@@ -120,13 +121,7 @@ def test_increases_in_other_precisions_are_those_in_float32(load_tiny, name, dty
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "icl-mini",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("icl-mini-llama", "icl-mini-gptj")
-        ),
-    ],
+    ["icl-mini", slow("icl-mini-llama"), slow("icl-mini-gptj")],
 )
 def test_half_precision_finds_the_same_heads(name):
     """At least 18 of the 20 heads of largest mean increase are the same in bfloat16."""

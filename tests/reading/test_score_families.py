@@ -10,6 +10,7 @@ from typing import Any
 import families
 import pytest
 import torch
+from cases import slow
 from rich.console import Console
 from tolerance import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -145,7 +146,7 @@ def test_scores_that_differ_from_the_models_attention_are_refused(wrong, tiny_of
     "kind",
     [
         "norms of every head, Cohere",
-        pytest.param("norms of every head, StableLM", marks=pytest.mark.slow),
+        slow("norms of every head, StableLM"),
     ],
 )
 def test_a_section_that_a_family_does_not_support_is_left_out_and_named(kind, tiny_of, tmp_path):

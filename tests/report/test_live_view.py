@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import slow_except
 from small_tokenizers import tokenizer_of
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -116,10 +117,7 @@ def close(values, expected):
 
 @pytest.mark.parametrize(
     "change",
-    [
-        case if case in ("removed", "keys") else pytest.param(case, marks=pytest.mark.slow)
-        for case in CHANGES
-    ],
+    slow_except(("removed", "keys"), CHANGES),
 )
 def test_numbers_are_those_of_the_public_functions(model, view, change):
     view.state = replace(view.state, change=change, by="exchange")

@@ -18,6 +18,7 @@ import explanations as ex
 import numpy as np
 import pytest
 import torch
+from cases import slow
 from click.testing import CliRunner
 from page_elements import Page
 
@@ -216,7 +217,7 @@ def harmless():
     "text",
     [
         *ex.HOSTILE[:2],
-        *(pytest.param(hostile_text, marks=pytest.mark.slow) for hostile_text in ex.HOSTILE[2:]),
+        *(slow(hostile_text) for hostile_text in ex.HOSTILE[2:]),
     ],
 )
 def test_injected_markup_stays_text(harmless, text):
@@ -501,7 +502,7 @@ def test_a_frame_holds_the_whole_page(paper):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strip", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("strip", [slow(False), True])
 def test_a_sanitized_notebook_shows_the_numbers_and_no_source(paper, strip):
     """`nbconvert --sanitize-html` shows what it does not allow as text: a short script, never the
     page.

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from cases import slow
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -443,13 +444,7 @@ def rgba(png):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "heads",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("layers", "top_heads", "attention")
-        ),
-    ],
+    ["heads", slow("layers"), slow("top_heads"), slow("attention")],
 )
 def test_a_notebook_shows_figures_on_any_background(monkeypatch, name):
     """In a notebook, the background is transparent and no opaque ink is near black or white; files

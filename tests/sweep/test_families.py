@@ -6,6 +6,7 @@ import against_hf
 import families
 import pytest
 import torch
+from cases import slow
 from family_tables import REFUSED, SOFT_CAPPED
 from shared import PROMPTS, SEVERAL
 from tolerance import assert_close
@@ -17,7 +18,7 @@ from icl_lens.models.view import ModelView
 
 @pytest.mark.parametrize(
     "name",
-    ["gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama_gqa", "gemma2"))],
+    ["gpt2", slow("llama_gqa"), slow("gemma2")],
 )
 def test_searches_find_what_trying_everything_finds(family_run, name):
     """All parts are evaluated against one token or if logits are soft-capped, fewer otherwise."""

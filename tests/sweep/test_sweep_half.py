@@ -10,6 +10,7 @@ import families
 import pytest
 import sweep
 import torch
+from cases import slow_except
 from family_tables import EXACT, NOT_HALF
 from sweep import CALLS, OTHERS, PROMPTS, Case, is_refused, trimmed
 from transformers import AutoModelForCausalLM
@@ -39,10 +40,7 @@ QUICK = {("olmo2", "bfloat16"), ("olmo2", "float16"), ("gpt2", "float16")}
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [
-        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
-        for case in product(EXACT, sorted(DTYPES))
-    ],
+    slow_except(QUICK, product(EXACT, sorted(DTYPES))),
 )
 def test_log_probabilities_are_hugging_faces_up_to_rounding(
     half, family_folder, family, dtype

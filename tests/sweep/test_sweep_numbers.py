@@ -21,6 +21,7 @@ import reference_passes
 import sweep
 import tolerance
 import torch
+from cases import slow
 from family_tables import EXACT
 from reference_passes import (
     Edit,
@@ -1741,11 +1742,7 @@ def cases() -> Iterator[Any]:
         )
         for family in EXACT:
             yield pytest.param(check, family, marks=() if family in quick else pytest.mark.slow)
-    yield from (
-        pytest.param(check, family, marks=pytest.mark.slow)
-        for check in sorted(LONG)
-        for family in EXACT
-    )
+    yield from (slow(check, family) for check in sorted(LONG) for family in EXACT)
 
 
 @pytest.mark.parametrize(("check", "family"), list(cases()))
