@@ -14,12 +14,15 @@ from icl_lens.analyses.compute_reports import ScoredPrompt
 from icl_lens.analyses.explanation import Explanation
 from icl_lens.analyses.explanation_reports import Settings
 from icl_lens.defaults import N_ABLATED, N_DESCRIBED, N_RANDOM_SETS
+from icl_lens.edits.ablate import Ablate
+from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache
 from icl_lens.errors import InputError, check_choice, check_integers, short_repr
-from icl_lens.measures.effects import head_effects
+from icl_lens.measures.effects import AnswerTokens, exact_effects
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.passes.locking import reserves_model
 from icl_lens.models.readout import FinalNorm
+from icl_lens.models.sizes import release_after_large_pass
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.decision_rows import with_own_labels
 from icl_lens.prompts.plain_text import Text
@@ -146,7 +149,10 @@ def _explained(
     """Return the explanation of a batch of one row; `report` gets the number of finished steps."""
     report(0)
     writers = compared_positions(batch) if batch.has_demonstrations else False
-    acts = capture(model, batch, writers=writers)
+    # What components wrote in a long prompt is as large as a cache of it, so it is not kept beside
+    # one: it is read first or, where the score of heads needs a cache, captured last.
+    captures_writers_last = by in ("effect", "exchange")
+    acts = capture(model, batch, writers=False if captures_writers_last else writers)
     warn_of_answer_spacing(model.tokenizer, batch, acts.token_log_probs)
     why = None if why is None else acts.view.check_head(why)
     dtype = str(acts.z.dtype).removeprefix("torch.")
@@ -154,22 +160,34 @@ def _explained(
     scored = ScoredPrompt.from_activations(model, acts, options)
     by = choose_score(by, SCORES, comparable=bool(scored.others))
     scored = replace(scored, options=replace(options, by=by))
-    head_scores, other_query = _head_scores(scored, by)
+    cached = compute_reports.row_cache(scored) if by == "effect" else None
+    head_scores, other_query = _head_scores(scored, by, cached)
     report(1)
     order = head_scores[by].flatten().argsort(descending=True)[: options.k].tolist()
     located = [Head.from_index(index, acts.view.n_heads) for index in order]
     if why is not None and why not in located:
         located.append(why)
     attempts = compute_reports.Attempts()
-    readings = WriterReadings.of(scored, located, attempts)
-    acts = replace(acts, writers=None)  # for a long prompt, as large as the cache that follows
-    scored = replace(scored, acts=acts)
-    cached = compute_reports.row_cache(scored)
+    if not captures_writers_last:
+        readings = WriterReadings.of(scored, located, attempts)
+        acts = replace(acts, writers=None)
+        scored = replace(scored, acts=acts)
+    if cached is None:
+        cached = compute_reports.row_cache(scored)
     single, ablation = compute_reports.ablation(scored, located, cached)
     report(2)
     added = compute_reports.demonstrations(scored, attempts, cached)
     del cached
     report(3)
+    if captures_writers_last:
+        options = scored.options
+        del acts, scored  # before the pass that gives them again, with what components wrote
+        acts = capture(model, batch, writers=writers)
+        scored = ScoredPrompt.from_activations(model, acts, options)
+        readings = WriterReadings.of(scored, located, attempts)
+        acts = replace(acts, writers=None)
+        scored = replace(scored, acts=acts)
+        release_after_large_pass(acts.view, scored.n_tokens)
     heads = tuple(head_reports(scored, located, head_scores, single, readings, attempts))
     report(4)
     model_input = compute_reports.inputs(scored)
@@ -192,9 +210,12 @@ def _explained(
 
 
 def _head_scores(
-    scored: ScoredPrompt, by: Score
+    scored: ScoredPrompt, by: Score, cached: PrefixCache | None
 ) -> tuple[dict[Score, Float[Tensor, "layer head"]], str]:
-    """Return the scores of all heads, and the query of the other class for "exchange"."""
+    """Return the scores of all heads, and the query of the other class for "exchange".
+
+    Effects are computed from `cached`, the prompt's cache, if there is one.
+    """
     acts, targets, options = scored.acts, scored.targets, scored.readout_options
     head_scores: dict[Score, Tensor] = {
         "increase": head_log_prob_increase(acts, targets, **options)[0]
@@ -203,7 +224,9 @@ def _head_scores(
         contrast = head_log_prob_increase(acts, targets, against=scored.against, **options)
         head_scores["contrast"] = contrast[0]
     if by == "effect":
-        effects = head_effects(scored.model, acts.batch, targets, against=scored.against)
+        tokens = AnswerTokens.from_batch(acts.view, acts.batch, targets, scored.against)
+        zeroed = Ablate([], positions="last")
+        effects = exact_effects(acts.view, acts.batch, tokens, zeroed, cached=cached)
         head_scores["effect"] = (effects.log_odds if scored.others else effects.log_prob)[0]
     other_query = ""
     if by == "exchange":

@@ -21,6 +21,7 @@ from torch import Tensor
 from icl_lens.edits.ablate import Ablate, Mode, Reference
 from icl_lens.edits.edit import Positions
 from icl_lens.edits.gradients import prompts_at_once, z_gradients
+from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache
 from icl_lens.edits.read import ReadAmong
 from icl_lens.edits.score import score_sets
 from icl_lens.errors import InputError, check_choice, short_repr
@@ -273,12 +274,18 @@ def exact_effects(
     ablation: Ablate,
     *,
     pass_tokens: int = PASS_TOKENS,
+    cached: PrefixCache | None = None,
 ) -> HeadEffects:
-    """Return the exact effects of ablating each head as `ablation` says."""
+    """Return the exact effects of ablating each head as `ablation` says.
+
+    `cached` is a cache of the whole batch that exists already.
+    """
     sets: list[list[Ablate]] = [[]]
     for head in view.heads():
         sets.append([replace(ablation, heads=[head])])
-    outcomes, reason = score_sets(view, batch, sets, tokens.outcomes, pass_tokens=pass_tokens)
+    outcomes, reason = score_sets(
+        view, batch, sets, tokens.outcomes, pass_tokens=pass_tokens, cached=cached
+    )
     lost = (outcomes[:, :1] - outcomes[:, 1:]).unflatten(1, (view.n_layers, view.n_heads))
     log_prob, log_odds = lost.unbind(-1)
     positions: Positions = "all" if ablation.positions == "all" else "last"

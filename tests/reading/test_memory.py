@@ -1,5 +1,6 @@
 """What a call keeps beside its result: the attention of one layer and a few prompts."""
 
+import gc
 import os
 import platform
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import families
 import pytest
 import torch
+from cases import slow, slow_except
 from same_values import tensors_of
 from tolerance import assert_close
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -14,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import icl_lens as il
+from icl_lens.analyses import explain
+from icl_lens.analyses.compute_head_reports import head_reports
 from icl_lens.edits.edges import writer_means
 from icl_lens.edits.head_reader import HeadReader
 from icl_lens.edits.hugging_face_cache import new_cache
@@ -28,6 +32,7 @@ from icl_lens.models.view import ModelView
 from icl_lens.reading.passes import last_log_probs
 from icl_lens.reading.recorder import Recorder
 from icl_lens.reading.repeated_tokens import repeated_sequences
+from icl_lens.reading.writers import Writers
 
 N_LAYERS, N_HEADS = 10, 4
 SEVERAL_LAYERS = N_LAYERS - 1
@@ -309,6 +314,40 @@ def test_what_writers_wrote_is_kept_once(model):
     assert averaged.peak < captured.peak - _bytes_by_layer(acts)
 
 
+def n_living(kind):
+    """How many objects of a class there are."""
+    gc.collect()
+    return sum(isinstance(item, kind) for item in gc.get_objects())
+
+
+@pytest.mark.parametrize("by", ["contrast", slow("effect"), "exchange"])
+def test_an_explanation_keeps_what_writers_wrote_beside_no_cache(model, monkeypatch, by):
+    """Nor beside the readouts that follow; a pass that captures again replaces what was captured."""
+    batch = prompts_of(model, 1, n_demonstrations=4)
+    n_writers, n_acts = n_living(Writers), n_living(il.Activations)
+    n_beside_work, n_before_passes, cache_of = [], [], PrefixCache.of
+
+    def counted_cache(*args, **kwargs):
+        n_beside_work.append(n_living(Writers))
+        return cache_of(*args, **kwargs)
+
+    def counted_reports(*args, **kwargs):
+        n_beside_work.append(n_living(Writers))
+        return head_reports(*args, **kwargs)
+
+    def counted_capture(*args, **kwargs):
+        n_before_passes.append(n_living(il.Activations))
+        return il.capture(*args, **kwargs)
+
+    monkeypatch.setattr(PrefixCache, "of", counted_cache)
+    monkeypatch.setattr(explain, "head_reports", counted_reports)
+    monkeypatch.setattr(explain, "capture", counted_capture)
+    il.explain(model, batch.prompts[0], by=by, k=2)
+    assert len(n_beside_work) >= 2
+    assert {*n_beside_work} == {n_writers}
+    assert n_before_passes == [n_acts] * (1 if by == "contrast" else 2)
+
+
 def test_a_block_without_its_prompts_runs_the_whole_batch(model, monkeypatch):
     """Its edits may count on all rows, as `Patch` does on one source prompt for each."""
     monkeypatch.setattr(sizes, "pass_bytes", lambda *_: 2**40)
@@ -445,7 +484,7 @@ EARLY = il.Head(1, 2)
 
 @pytest.mark.parametrize(
     "name",
-    [name if name == "estimated" else pytest.param(name, marks=pytest.mark.slow) for name in EDGES],
+    slow_except(["estimated"], EDGES),
 )
 def test_edges_keep_what_the_readers_layer_reads_of_one_prompt(name, model, monkeypatch):
     """What all layers read of the prompts that run would take several times as much."""
