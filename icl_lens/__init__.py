@@ -9,7 +9,7 @@ from typing import Any
 
 import lazy_loader
 
-from icl_lens.result.renderers import Renderers, register_renderers
+from icl_lens.result.renderer_registry import Renderers, register_renderers
 
 # tqdm, which transformers imports, warns in notebooks without ipywidgets and then shows its bars as
 # text.
@@ -17,9 +17,9 @@ warnings.filterwarnings("ignore", message="IProgress not found")
 
 
 def _renderers() -> Renderers:
-    from icl_lens.report import views
+    from icl_lens.report import renderers
 
-    return views
+    return renderers
 
 
 register_renderers(_renderers)

@@ -1,7 +1,7 @@
 from . import metrics as metrics
 from . import results as results
-from .analyses.explain import explain as explain
-from .analyses.explanation_comparison import compare as compare
+from .analyses.explanation.comparison import compare as compare
+from .analyses.explanation.explain import explain as explain
 from .analyses.model_comparison import compare_models as compare_models
 from .analyses.task_behavior import task_check as task_check
 from .analyses.trace import trace as trace
@@ -58,6 +58,7 @@ from .prompts.text_task import TextTask as TextTask
 from .prompts.tokenize import tokenize as tokenize
 from .prompts.word_task import WordTask as WordTask
 from .reading.activations import Activations as Activations
+from .reading.attention_score_parts import attention_score_parts as attention_score_parts
 from .reading.capture import capture as capture
 from .reading.copying import head_copying as head_copying
 from .reading.increases import head_log_prob_increase as head_log_prob_increase
@@ -67,7 +68,6 @@ from .reading.increases import subhead_log_prob_increase as subhead_log_prob_inc
 from .reading.multi_token_labels import whole_label_log_probs as whole_label_log_probs
 from .reading.qk_metric import query_key_metric as query_key_metric
 from .reading.repeated_tokens import repeated_token_scores as repeated_token_scores
-from .reading.score_parts import attention_score_parts as attention_score_parts
 from .reading.search import top_heads as top_heads
 from .reading.search import top_subheads as top_subheads
 from .reading.similarity import label_similarity as label_similarity

@@ -1,8 +1,8 @@
 import pathlib
 import typing
 
-from .analyses.explanation import Explanation as Explanation
-from .analyses.explanation_comparison import Comparison as Comparison
+from .analyses.explanation.comparison import Comparison as Comparison
+from .analyses.explanation.result import Explanation as Explanation
 from .analyses.model_comparison import ModelComparison as ModelComparison
 from .analyses.pair_behavior import PairCheck as PairCheck
 from .analyses.task_behavior import TaskCheck as TaskCheck
@@ -21,13 +21,13 @@ from .measures.mean_score_parts import MeanScoreParts as MeanScoreParts
 from .measures.saliency import SaliencyFlow as SaliencyFlow
 from .measures.vector_gains import VectorGains as VectorGains
 from .metrics import Agreement as Agreement
+from .reading.attention_score_parts import ScoreContrast as ScoreContrast
+from .reading.attention_score_parts import ScoreParts as ScoreParts
 from .reading.copying import HeadCopying as HeadCopying
 from .reading.increases import LayerIncreases as LayerIncreases
 from .reading.label_scores import LabelScores as LabelScores
 from .reading.qk_metric import QueryKeyMetric as QueryKeyMetric
 from .reading.repeated_tokens import RepeatedTokenScores as RepeatedTokenScores
-from .reading.score_parts import ScoreContrast as ScoreContrast
-from .reading.score_parts import ScoreParts as ScoreParts
 from .reading.search import TopHeads as TopHeads
 from .reading.search import TopSubheads as TopSubheads
 from .reading.value_parts import ValueParts as ValueParts

@@ -12,7 +12,7 @@ what a counterfactual prompt has there (activation patching).
 4. `Trace` (in `trace_result`) has the log-odds that the answer loses, by prompt.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal, get_args
@@ -30,7 +30,7 @@ from icl_lens.edits.site_hooks import check_site, site_width
 from icl_lens.edits.site_positions import ROLE_NAMES, SitePositions, aligned_places, first_changes
 from icl_lens.edits.sites import SITES, AblateSite, PatchSite, Site
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers, short_repr
-from icl_lens.measures.effects import AnswerTokens, Method
+from icl_lens.measures.effects import Method
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.loading.bridge_comparison import reads_only_earlier_tokens
 from icl_lens.models.passes.memory import RESTART_BYTES
@@ -41,6 +41,7 @@ from icl_lens.prompts.donors import donor_prompts, same_class_texts
 from icl_lens.prompts.plain_text import Text
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template
 from icl_lens.prompts.tokenize import tokenize, tokenizer_like
+from icl_lens.reading.scored_tokens import AnswerTokens
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import plan_in_order, start
 
@@ -136,7 +137,7 @@ def trace(
     roles = _roles(batch, counterparts.sources.get("donor", batch))
     places = list(product(checked_sites, roles, checked_layers))
     answers = AnswerTokens.from_batch(view, batch, None, None)
-    exchanges = _Exchanges(view, batch, counterparts, roles, places, answers, method, n_checked)
+    exchanges = _SiteExchanges(view, batch, counterparts, roles, places, answers, method, n_checked)
     options = {
         "sites": list(checked_sites),
         "layers": list(checked_layers),
@@ -201,7 +202,7 @@ class Counterparts:
 
 
 @dataclass(frozen=True, eq=False)
-class _Exchanges:
+class _SiteExchanges:
     """All exchanges of a trace."""
 
     view: ModelView
@@ -335,13 +336,19 @@ def _tokens_at_once(
 
 
 def _donor_batches(
-    model: Any, batch: PromptBatch, donors: Any, controls: Any, tokenized: Any
+    model: Any,
+    batch: PromptBatch,
+    donors: Any,
+    controls: Any,
+    tokenize_donors: Callable[[Any], PromptBatch],
 ) -> Counterparts:
-    """Return donors, and their controls, if any."""
+    """Return the user's donors with their controls, if any, or those that a rule of `DONORS`
+    makes.
+    """
     if not isinstance(donors, str):
-        sources = {"donor": tokenized(donors)}
+        sources = {"donor": tokenize_donors(donors)}
         if controls is not None:
-            sources["control"] = tokenized(controls)
+            sources["control"] = tokenize_donors(controls)
         for kind, source in sources.items():
             if len(source) != len(batch):
                 raise InputError(

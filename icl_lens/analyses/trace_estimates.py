@@ -20,10 +20,10 @@ from icl_lens.edits.edit import Stage
 from icl_lens.edits.gradients import prompts_at_once, site_gradients
 from icl_lens.edits.site_positions import SitePlaces, SitePositions, aligned_places
 from icl_lens.edits.sites import Site, SiteReading, record_sites
-from icl_lens.measures.effects import AnswerTokens
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.reading.scored_tokens import AnswerTokens
 
 
 @dataclass(frozen=True, eq=False)

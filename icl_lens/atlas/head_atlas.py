@@ -673,7 +673,9 @@ class HeadAtlas(Result):
 
 
 def _loss_beside_random(removal: ListRemoval) -> str:
-    """Return what is lost without a list of heads, of how much, and without random ones."""
+    """Return in words what is lost without a list of heads, what there is to lose, and what is lost
+    without random heads.
+    """
     if removal.unit == "share":
         lost = f"{points_text(removal.lost)} points"
         intact = f"the {percent(removal.intact)} of prompts whose top token is right"

@@ -35,12 +35,17 @@ from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.reference_prompts import mean_z
 from icl_lens.errors import InputError, check_at_least, check_integers
 from icl_lens.intervals import MIN_RANDOM_SETS
-from icl_lens.measures.effects import AnswerTokens, log_odds_lost
+from icl_lens.measures.effects import log_odds_lost
 from icl_lens.measures.exchanges import tower_prompts
 from icl_lens.measures.function_vectors import recovered_probabilities
-from icl_lens.measures.head_measures import DirectScores, Effects, Exchanges, HeadMeasure
+from icl_lens.measures.head_measures import (
+    DirectMeasure,
+    EffectMeasure,
+    ExchangeMeasure,
+    HeadMeasure,
+)
 from icl_lens.measures.joint_removal import ListRemoval, remove_lists
-from icl_lens.measures.mean_scores import mean_score
+from icl_lens.measures.ranking_means import mean_score
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
@@ -55,7 +60,7 @@ from icl_lens.reading.repeated_tokens import (
     repeated_sequences,
     repeated_token_attention,
 )
-from icl_lens.reading.scored_tokens import choose_tokens
+from icl_lens.reading.scored_tokens import AnswerTokens, choose_tokens
 from icl_lens.reading.similarity import label_similarity
 from icl_lens.runs.folder import FolderError
 from icl_lens.runs.run import Run, as_run
@@ -389,7 +394,7 @@ class Survey:
                 self.leave_out(["similarity"], str(error))
         else:
             self.leave_out([*of_labels, "similarity"], NEEDS_DEMONSTRATIONS)
-        direct = DirectScores.from_batch(
+        direct = DirectMeasure.from_batch(
             self.view.model, batch, "increase", None, None, final_norm="frozen", bias=True, run=run
         )
         read = ReadScores(self.view, batch, direct, against, has_similarity)
@@ -400,7 +405,7 @@ class Survey:
 
     def _effects(self, batch: PromptBatch, tokens: AnswerTokens, run: Run) -> dict[str, Values]:
         if tokens.against is None:
-            measure = Effects(self.view, batch, tokens, "last", "exact", {})
+            measure = EffectMeasure(self.view, batch, tokens, "last", "exact", {})
             return {"effect": self._located(measure, batch, run)["log_prob"]}
 
         def effects(rows: list[int]) -> dict[str, Tensor]:
@@ -410,7 +415,7 @@ class Survey:
 
     def _exchanges(self, batch: PromptBatch, run: Run) -> dict[str, Values]:
         donors = tower_prompts(self.view.model, batch)
-        return self._located(Exchanges(self.view, donors, run.memory), batch, run)
+        return self._located(ExchangeMeasure(self.view, donors, run.memory), batch, run)
 
     def _located(self, measure: HeadMeasure, batch: PromptBatch, run: Run) -> dict[str, Values]:
         """Return what a score of `il.locate` is of each prompt."""

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.measures.head_measures import DirectInputs, DirectScores
+from icl_lens.measures.head_measures import DirectInputs, DirectMeasure
 from icl_lens.measures.label_attention import attention_by_truth, true_and_false_labels
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -35,7 +35,7 @@ class ReadScores:
 
     view: ModelView
     batch: PromptBatch
-    direct: DirectScores
+    direct: DirectMeasure
     """How increases are measured, which decides how many prompts a batch has."""
     against: CheckedAgainst
     """What contrasts compare the answers with; None if there is nothing to compare them with."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from icl_lens.models.readout import Readout
 from icl_lens.models.view import ModelView
 from icl_lens.reading.copying import eigenvalue_scores, head_copying
-from icl_lens.reading.passes import token_inputs
+from icl_lens.reading.embeddings import token_inputs
 from icl_lens.reading.repeated_tokens import random_tokens, usable_tokens
 from icl_lens.runs.progress import steps
 

@@ -77,7 +77,7 @@ def ablate(
     import icl_lens as il
     from icl_lens.files import write_text
     from icl_lens.models.view import ModelView
-    from icl_lens.report.views import page as page_of
+    from icl_lens.report.renderers import page as page_of
 
     _check(prompt, answer, task, heads)
     files.check()

@@ -87,7 +87,7 @@ def circuit(
     from icl_lens.models.view import ModelView
     from icl_lens.report import plots
     from icl_lens.report.circuit_graph import svg
-    from icl_lens.report.views import page as page_of
+    from icl_lens.report.renderers import page as page_of
 
     if heads.heads is None and heads.reader_at != "last":
         raise InputError(

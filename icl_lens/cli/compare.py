@@ -73,7 +73,7 @@ def compare(
     page also compares layers and attention, or shows all heads of both models.
     """
     from icl_lens import Run, compare_models, explain
-    from icl_lens.analyses.explanation_comparison import compare as compare_explanations
+    from icl_lens.analyses.explanation.comparison import compare as compare_explanations
     from icl_lens.analyses.model_comparison import ModelComparison
 
     _check_number(n, models, task, folder)

@@ -125,7 +125,7 @@ def explain(
     than to false ones, and what their values carry, with intervals. With --out, an interrupted run
     resumes where it stopped.
     """
-    from icl_lens.analyses.explain import explain as explain_prompt
+    from icl_lens.analyses.explanation.explain import explain as explain_prompt
     from icl_lens.models.view import ModelView
     from icl_lens.prompts.plain_text import Text
     from icl_lens.prompts.prompt import Prompt

@@ -18,7 +18,7 @@ from icl_lens.errors import InputError
 from icl_lens.files import parse_json
 
 if TYPE_CHECKING:
-    from icl_lens.analyses.explanation import Explanation
+    from icl_lens.analyses.explanation.result import Explanation
     from icl_lens.analyses.pair_behavior import PairCheck
     from icl_lens.analyses.task_behavior import TaskCheck
     from icl_lens.measures.controlled_ablation_result import ControlledAblation

@@ -78,7 +78,7 @@ def towers(
     labels, one by one and in pairs; random heads of the same layers are the control.
     """
     from icl_lens.analyses.two_towers import two_towers
-    from icl_lens.report.views import page as page_of
+    from icl_lens.report.renderers import page as page_of
     from icl_lens.runs.run import Run
 
     if heads.heads is not None and (heads.k is not None or heads.by is not None):

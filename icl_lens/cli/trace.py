@@ -102,7 +102,7 @@ def trace(
     """
     from icl_lens.analyses.trace import N_CHECKED
     from icl_lens.analyses.trace import trace as trace_prompts
-    from icl_lens.report.views import page as page_of
+    from icl_lens.report.renderers import page as page_of
     from icl_lens.runs.run import Run
 
     files.check()

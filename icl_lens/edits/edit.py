@@ -264,7 +264,8 @@ class Edit:
 
     write_rows: ClassVar[Callable[..., None] | None] = None
     """If defined, writes z of all rows of one token that the type edits at once, instead of
-    `write_attention`; see `one_token_rows`."""
+    `write_attention`; see `one_token_rows`. It is called with z, the members, each a row, its edit
+    and the edited heads, the layer, and the layer's `LayerRows`."""
 
 
 @dataclass(frozen=True, eq=False)

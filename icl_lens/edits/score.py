@@ -47,7 +47,7 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.batch_checks import check_batch, require_labels
 from icl_lens.reading.answer_spacing import warn_of_answer_spacing
 from icl_lens.reading.label_scores import LabelScores
-from icl_lens.reading.passes import NO_LABELS_HINT, last_log_probs, log_probs_in_passes
+from icl_lens.reading.passes import last_log_probs, log_probs_in_passes
 from icl_lens.runs.progress import progress_switch, steps
 
 Sets = Sequence[Iterable[Edit]]
@@ -198,7 +198,7 @@ def score(
     """
     check_batch(batch)
     if read is None:
-        require_labels(batch, "label to score", NO_LABELS_HINT)
+        require_labels(batch, "label to score")
         label_log_probs = score(model, batch, sets, read=read_labels(batch), progress=progress)
         return LabelScores.from_tensor(label_log_probs, batch.labels)
     if sets is None:

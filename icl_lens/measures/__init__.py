@@ -3,7 +3,7 @@
 Heads over many prompts:
 
 1. `locate` ranks all heads by one of the scores of `ranking_scores`, which `head_measures` measures
-   on a batch. `other_scores` measures the first heads by the rest, `mean_scores` makes means,
+   on a batch. `other_scores` measures the first heads by the rest, `ranking_means` makes means,
    intervals and `selected`, and `locate_result` is what users get.
 2. `effects` ablates each head. `exchanges` exchanges queries, keys or values for those of donors.
    `label_attention` is the attention to labels of the answer and to others.

@@ -16,7 +16,6 @@ from icl_lens.metrics import accuracy, is_correct, label_log_odds
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.batch_checks import require_labels
-from icl_lens.reading.passes import NO_LABELS_HINT
 from icl_lens.result.base import Displayed
 from icl_lens.result.number_format import signed
 from icl_lens.result.tables import SHOWN_ROWS, plural_prompts
@@ -85,7 +84,7 @@ def score_answers(
     view: ModelView, batch: PromptBatch, sets: Sequence[Sequence[Edit]]
 ) -> list[AnswerScores]:
     """Return each prompt's answer scores under each set of edits, on the CPU."""
-    require_labels(batch, "label to score", NO_LABELS_HINT)
+    require_labels(batch, "label to score")
     labels = read_labels(batch)
 
     def labels_and_top1(log_probs: Tensor, prompt: Tensor) -> Tensor:

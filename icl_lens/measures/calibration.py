@@ -19,7 +19,6 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.batch_checks import check_batch, require_labels
 from icl_lens.prompts.tokenize import tokenizer_like
 from icl_lens.reading.label_scores import LabelScores
-from icl_lens.reading.passes import NO_LABELS_HINT
 from icl_lens.runs.progress import progress_switch, steps
 
 CalibrationMethod = Literal["contextual", "batch"]
@@ -61,7 +60,7 @@ def calibrated_scores(
     """
     check_batch(batch)
     check_choice("method", method, ("contextual", "batch"))
-    require_labels(batch, "label to calibrate", NO_LABELS_HINT)
+    require_labels(batch, "label to calibrate")
     if isinstance(inputs, str) or not inputs:
         raise InputError(f"inputs must be a list of at least one text, got {short_repr(inputs)}")
     scores = _among_labels(score(model, batch, progress=progress), batch)

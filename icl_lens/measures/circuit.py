@@ -41,7 +41,7 @@ from icl_lens.intervals import MIN_RANDOM_SETS, Interval
 from icl_lens.measures.edge_sets import EdgeSets
 from icl_lens.measures.edge_space import EdgeSpace
 from icl_lens.measures.head_to_head_effects import estimate_effects
-from icl_lens.measures.mean_scores import selected_shares
+from icl_lens.measures.ranking_means import selected_shares
 from icl_lens.metrics import label_log_odds
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.head import AnyComponent, is_ffn_name

@@ -30,7 +30,6 @@ from icl_lens.edits.recomputed_patterns import without_keys
 from icl_lens.edits.score import score_sets
 from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.intervals import mean_intervals
-from icl_lens.measures.effects import OUTCOMES, AnswerTokens, Outcome
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.passes.locking import reserves_model
 from icl_lens.models.passes.memory import PASS_TOKENS
@@ -40,7 +39,7 @@ from icl_lens.prompts.batch_checks import check_batch, require_demonstrations
 from icl_lens.prompts.name_order import quoted_list
 from icl_lens.prompts.tokenize import tokenizer_like
 from icl_lens.reading.passes import log_probs_in_passes
-from icl_lens.reading.scored_tokens import Against
+from icl_lens.reading.scored_tokens import OUTCOMES, Against, AnswerTokens, Outcome
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import signed
 from icl_lens.result.tables import SHOWN_ROWS, columns_first, interval_texts, plural_prompts
@@ -123,7 +122,10 @@ class HideDemonstration(Edit):
         layer: int,
         rows: LayerRows,
     ) -> None:
-        """Write z of all rows with a hidden demonstration; they attend together."""
+        """Write z of all rows with a hidden demonstration, whose attention is computed at once.
+
+        `members` are the rows, their edits and the edited heads, which are all.
+        """
         cache = rows.cache
         edited_rows = []
         tokens = []

@@ -1,7 +1,6 @@
 """Measure what the answer loses when each head is ablated.
 
-This is the causal counterpart of contrast and increase. `AnswerTokens` are the tokens that the
-answer is read from, for this and for other measures of what it loses.
+This is the causal counterpart of contrast and increase.
 
 At all positions, each pass starts at the layer of the ablated heads, from the residual stream
 stored there, so each head costs about half a forward pass. At the last position only, each prompt's
@@ -9,9 +8,9 @@ keys and values are computed once, and all heads are ablated in a few passes ove
 Source: the published version (causal location of heads).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal
 
 import pandas as pd
 import torch
@@ -32,12 +31,10 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.batch_checks import check_batch
 from icl_lens.reading.scored_tokens import (
+    OUTCOMES,
     Against,
-    CheckedAgainst,
-    check_against_ids,
-    check_targets,
-    default_comparison,
-    select_rows,
+    AnswerTokens,
+    Outcome,
 )
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import signed
@@ -45,71 +42,8 @@ from icl_lens.result.tables import SHOWN_ROWS, columns_first, long_frame, plural
 from icl_lens.result.view import View, table_view
 from icl_lens.runs.progress import progress_switch, steps
 
-Outcome = Literal["log_odds", "log_prob"]
-OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
-OUTCOMES_OF_ANSWER: tuple[Outcome, ...] = ("log_prob", "log_odds")
-"""The order of `AnswerTokens.outcomes`."""
 Method = Literal["exact", "gradient"]
 Algorithm = Literal["partial_forward", "prefix_cache", "gradient"]
-
-
-class AnswerTokens(NamedTuple):
-    """The token that answers each prompt, and those that the log-odds compare it with."""
-
-    targets: Int[Tensor, " batch"]
-    against: CheckedAgainst
-    """None if there is nothing to compare with; rows without tokens to compare are all -1."""
-
-    @classmethod
-    def from_batch(
-        cls,
-        view: ModelView,
-        batch: PromptBatch,
-        targets: Int[Tensor, " batch"] | None,
-        against: Against,
-    ) -> "AnswerTokens":
-        """Return checked tokens, by default the answers and the other labels.
-
-        Raise InputError for invalid ids.
-        """
-        targets = check_targets(view, batch, targets)
-        if against is not None:
-            return cls(targets, check_against_ids(view, targets, against))
-        compared = default_comparison(batch, targets)
-        return cls(targets, None if compared is None else compared.to(targets.device))
-
-    def select(self, prompts: Sequence[int]) -> "AnswerTokens":
-        """Return the tokens of some of the prompts."""
-        rows = list(prompts)
-        return AnswerTokens(self.targets[rows], select_rows(self.against, rows))
-
-    def outcomes(
-        self, log_probs: Float[Tensor, "row d_vocab"], prompts: Int[Tensor, " row"]
-    ) -> Float[Tensor, "row outcome=2"]:
-        """Return log p(target) and the log-odds, in the order of `OUTCOMES_OF_ANSWER`.
-
-        This is a function for `score`: `prompts` is the prompt of each row.
-        """
-        log_prob = self._target_log_probs(log_probs, prompts)
-        return torch.cat([log_prob, self.log_odds(log_probs, prompts)], dim=1)
-
-    def log_odds(
-        self, log_probs: Float[Tensor, "row d_vocab"], prompts: Int[Tensor, " row"]
-    ) -> Float[Tensor, "row 1"]:
-        """Return log p(target) − log Σ p(against); NaN for prompts with nothing to compare with."""
-        log_prob = self._target_log_probs(log_probs, prompts)
-        if self.against is None:
-            return torch.full_like(log_prob, torch.nan)
-        # A clone, because ids may be inference tensors, which have no gradients.
-        ids = self.against[prompts].clone().to(log_probs.device)
-        is_missing = ids < 0
-        compared = log_probs.gather(1, ids.clamp(min=0)).masked_fill(is_missing, -torch.inf)
-        log_odds = log_prob - compared.logsumexp(-1, keepdim=True)
-        return log_odds.masked_fill(is_missing.all(1, keepdim=True), torch.nan)
-
-    def _target_log_probs(self, log_probs: Tensor, prompts: Tensor) -> Float[Tensor, "row 1"]:
-        ids = self.targets[prompts].clone().to(log_probs.device)
-        return log_probs.gather(1, ids[:, None])
 
 
 @dataclass(frozen=True, repr=False)

@@ -22,12 +22,12 @@ from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.edit import group_by_layer
 from icl_lens.edits.reference_prompts import mean_z, reference_batches
 from icl_lens.edits.score import score_sets
-from icl_lens.measures.effects import AnswerTokens
 from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.batch_checks import check_batch
 from icl_lens.reading.capture import capture
+from icl_lens.reading.scored_tokens import AnswerTokens
 from icl_lens.runs.progress import progress_switch, steps
 
 

@@ -1,7 +1,7 @@
 """Measure a score of every head on a batch of prompts, for the scores of `icl_lens.ranking_scores`.
 
-`DirectScores` are increases and contrasts, `Effects` what zeroing costs, `Exchanges` what a donor's
-query, keys or values cost.
+`DirectMeasure` gives increases and contrasts, `EffectMeasure` what zeroing a head costs, and
+`ExchangeMeasure` what a donor's query, keys or values cost.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ class HeadMeasure(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class DirectScores:
+class DirectMeasure:
     """What heads add to log p(target), the increase, or to the log-odds, the contrast."""
 
     model: Any
@@ -84,7 +84,7 @@ class DirectScores:
         final_norm: FinalNorm,
         bias: bool,
         run: Run | None,
-    ) -> "DirectScores":
+    ) -> "DirectMeasure":
         """Return the score of checked tokens; raise InputError like `choose_tokens`."""
         view = ModelView.of(model)
         tokens = choose_tokens(view, batch, by, targets, against)
@@ -110,8 +110,8 @@ class DirectScores:
         if self.by == "contrast" or has_batch_size or len(self.batch) < n_to_fold:
             return batches
         n_logit_rows = LOGIT_BYTES // (view.model.W_U.shape[1] * 4)
-        prompt_bytes = view.n_layers * (view.n_heads * view.d_head + view.d_model) * 4
-        n_in_group = min(max(4 * n_to_fold, n_logit_rows), STREAM_BYTES // prompt_bytes)
+        bytes_per_prompt = view.n_layers * (view.n_heads * view.d_head + view.d_model) * 4
+        n_in_group = min(max(4 * n_to_fold, n_logit_rows), STREAM_BYTES // bytes_per_prompt)
         groups: list[list[int]] = [[]]
         for rows in batches:
             if len(groups[-1]) >= n_in_group:
@@ -168,7 +168,7 @@ class DirectInputs:
 
 
 @dataclass(frozen=True, eq=False)
-class Effects:
+class EffectMeasure:
     """What the answer loses when each head alone is zeroed."""
 
     view: ModelView
@@ -203,7 +203,7 @@ class Effects:
 
 
 @dataclass(frozen=True, eq=False)
-class Exchanges:
+class ExchangeMeasure:
     """What the log-odds lose when each head alone takes its query, keys or values from a donor.
 
     Donors are made once, from all prompts: the query that takes a prompt's place comes from another

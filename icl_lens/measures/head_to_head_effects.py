@@ -47,7 +47,6 @@ from icl_lens.edits.gradients import site_gradients, z_gradients
 from icl_lens.edits.head_reader import HeadReader, Means
 from icl_lens.edits.score import score_sets
 from icl_lens.errors import InputError, check_choice, short_repr
-from icl_lens.measures.effects import AnswerTokens
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import FFN, AnyComponent, AnyHead, Component, Head
 from icl_lens.models.view import ModelView
@@ -55,7 +54,7 @@ from icl_lens.prompts.batch import ROLES, PromptBatch
 from icl_lens.prompts.batch_checks import check_batch
 from icl_lens.prompts.roles import EDGE_ROLES, EdgeRole, role_masks
 from icl_lens.prompts.token_ids import TokenPositions, resolve_positions
-from icl_lens.reading.scored_tokens import Against
+from icl_lens.reading.scored_tokens import Against, AnswerTokens
 from icl_lens.reading.writers import writer_names
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import signed

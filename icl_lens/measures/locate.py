@@ -2,7 +2,7 @@
 
 1. The prompts run in batches (`runs.stream`), each of which gives every prompt's scores of all
    heads: a measure of `head_measures`.
-2. `mean_scores` makes means, intervals and `selected` of them.
+2. `ranking_means` makes means, intervals and `selected` of them.
 
 Source: docs/howto/numbers.md.
 """
@@ -30,10 +30,15 @@ from icl_lens.measures.effects import (
     Outcome,
 )
 from icl_lens.measures.exchanges import tower_prompts
-from icl_lens.measures.head_measures import DirectScores, Effects, Exchanges, HeadMeasure
+from icl_lens.measures.head_measures import (
+    DirectMeasure,
+    EffectMeasure,
+    ExchangeMeasure,
+    HeadMeasure,
+)
 from icl_lens.measures.locate_result import LocatedHeads
-from icl_lens.measures.mean_scores import MeanScore, mean_score
 from icl_lens.measures.other_scores import OtherScores
+from icl_lens.measures.ranking_means import MeanScore, mean_score
 from icl_lens.metrics import most_probable
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import Head
@@ -130,11 +135,11 @@ def locate(
     if by == "effect":
         tokens = AnswerTokens.from_batch(view, batch, targets, against)
         digests = tensors_digest(targets=targets, against=against)
-        head_measure = Effects(view, batch, tokens, positions, method, digests)
+        head_measure = EffectMeasure(view, batch, tokens, positions, method, digests)
     elif by == "exchange":
-        head_measure = Exchanges(view, tower_prompts(model, batch), as_run(run).memory)
+        head_measure = ExchangeMeasure(view, tower_prompts(model, batch), as_run(run).memory)
     else:
-        head_measure = DirectScores.from_batch(
+        head_measure = DirectMeasure.from_batch(
             model, batch, by, targets, against, final_norm=final_norm, bias=bias, run=run
         )
     scored_tokens = None

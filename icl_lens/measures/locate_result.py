@@ -17,12 +17,13 @@ from icl_lens.measures.controlled_ablation_result import (
     auroc_text,
     share_text,
 )
-from icl_lens.measures.effects import Algorithm, Outcome
+from icl_lens.measures.effects import Algorithm
 from icl_lens.measures.head_findings import list_finding
-from icl_lens.measures.mean_scores import MeanScore
+from icl_lens.measures.ranking_means import MeanScore
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
 from icl_lens.ranking_scores import Score
+from icl_lens.reading.scored_tokens import Outcome
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import decimal, percent, signed
 from icl_lens.result.tables import (
@@ -263,7 +264,7 @@ class LocatedHeads(Result):
         return f"{where}, the answer's log-odds are {log_odds}; accuracy is {correct} ({chance})."
 
     def summary(self) -> str:
-        """Return a few sentences on the score, the number of prompts, and the intervals."""
+        """Return how the scores were computed and over what, and what the columns mean."""
         sentences = [self._method()]
         sentences.append(f"Means over {plural_prompts(self.n_prompts)}.")
         intervals = f"95% intervals are over {self.n_queries:,} distinct queries."

@@ -37,9 +37,9 @@ from icl_lens.prompts.batch_checks import require_demonstrations
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.reading.activations import Activations
+from icl_lens.reading.attention_score_parts import attention_score_parts
 from icl_lens.reading.capture import capture
 from icl_lens.reading.reasons import WRITER_NAMES, because
-from icl_lens.reading.score_parts import attention_score_parts
 from icl_lens.reading.scored_tokens import check_targets
 from icl_lens.reading.value_parts import value_parts
 from icl_lens.reading.writer_groups import GROUPS, group_of

@@ -17,7 +17,6 @@ from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.edit_checks import checked_heads
 from icl_lens.edits.score import score_sets
 from icl_lens.errors import InputError
-from icl_lens.measures.effects import OUTCOMES_OF_ANSWER, AnswerTokens, Outcome
 from icl_lens.measures.exchanges import (
     SINGLE,
     PromptsWithDonors,
@@ -26,7 +25,7 @@ from icl_lens.measures.exchanges import (
 )
 from icl_lens.measures.label_attention import attention_by_truth
 from icl_lens.measures.locate_result import LocatedHeads
-from icl_lens.measures.mean_scores import mean_score_of_heads
+from icl_lens.measures.ranking_means import mean_score_of_heads
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm
 from icl_lens.models.view import ModelView
@@ -34,6 +33,7 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.ranking_scores import Score
 from icl_lens.reading.capture import capture
 from icl_lens.reading.increases import listed_head_increase
+from icl_lens.reading.scored_tokens import OUTCOMES_OF_ANSWER, AnswerTokens, Outcome
 from icl_lens.runs.run import Run, as_run
 from icl_lens.runs.stream import plan_batches
 

@@ -32,6 +32,17 @@ def key_bytes(view: ModelView, n_keys: int) -> int:
     return 2 * view.n_layers * view.n_kv_heads * view.d_head * n_keys * size
 
 
+def captured_bytes(view: ModelView, n_tokens: int) -> int:
+    """Estimate the memory of one prompt of this length while its batch is captured, bytes."""
+    layers, d_model, heads = view.n_layers, view.d_model, view.n_heads
+    d_mlp = int(getattr(view.cfg, "d_mlp", None) or 4 * d_model)
+    per_prompt = 7 * d_model + 2 * heads * view.d_head + d_mlp
+    per_token = view.n_kv_heads * view.d_head + heads
+    captured = layers * (per_prompt + n_tokens * per_token)
+    temporary = n_tokens * (4 * d_mlp + 8 * d_model) + 4 * heads * n_tokens**2
+    return (captured + temporary) * view.model.W_U.element_size()
+
+
 def rows_at_once(view: ModelView, n_tokens: int, memory: int = PASS_BYTES) -> int:
     """Return how many rows of this length one pass can run; at least one."""
     return max(1, memory // pass_bytes(view, n_tokens))

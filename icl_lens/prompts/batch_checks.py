@@ -21,7 +21,11 @@ def check_batch(batch: Any, name: str = "batch") -> None:
         )
 
 
-def require_labels(batch: PromptBatch, what: str, alternative: str) -> None:
+def require_labels(
+    batch: PromptBatch,
+    what: str,
+    alternative: str = "il.score(model, batch, read=…) reads other log-probabilities",
+) -> None:
     """Raise InputError if the batch has no labels, without which `what` is undefined;
     `alternative` is the fix.
     """

@@ -8,8 +8,9 @@ Passes and what is kept of them:
    `saved_activations` are its files, which `serialization` reads and writes. Unless `check=False`,
    heads must sum to the attention output, sublayers to the residual stream, and the readout must
    give the model's logits. `cache_checks` compares a TransformerLens cache with its batch.
-2. `passes` gives logits at the last position only. `layer_inputs` records what layers get as input,
-   and begins passes there; `writers` records what each component wrote.
+2. `passes` gives logits at the last position only. `embeddings` is what enters the first layer;
+   `layer_inputs` records what layers get as input, and begins passes there; `writers` records what
+   each component wrote.
 
 What the answer gets from each part:
 
@@ -23,8 +24,9 @@ What the answer gets from each part:
 What one head compares and carries:
 
 5. `queries_keys_values` computes a head's; `head_projection` splits one of them by what wrote the
-   layer's input (`writer_groups` has the groups). `score_parts` splits its attention scores so, and
-   `value_parts` what its values add to the answer; `reasons` finds the largest parts of both.
+   layer's input (`writer_groups` has the groups). `attention_score_parts` splits its attention
+   scores so, and `value_parts` what its values add to the answer; `reasons` finds the largest parts
+   of both.
 6. `qk_metric` is what a head compares in general, `similarity` on a prompt; `copying` is what it
    writes about what it reads; `repeated_tokens` is where it attends in random repeated tokens.
 7. `ffn_outputs` computes what an FFN writes for any input.

@@ -24,7 +24,6 @@ from icl_lens.reading.cache_checks import check_same_rotations, check_same_token
 from icl_lens.reading.decompose import head_outputs, scaled_rows
 from icl_lens.reading.label_scores import LabelScores
 from icl_lens.reading.pass_values import PassValues
-from icl_lens.reading.passes import NO_LABELS_HINT
 from icl_lens.reading.recorder import ReadPlan, Recorder, at_positions
 from icl_lens.reading.saved_activations import read_activations, write_activations
 from icl_lens.reading.writers import Writers
@@ -183,7 +182,7 @@ class Activations:
         All biases are included, regardless of `readout.bias`. Raise InputError for prompts without
         labels, and if two labels of a prompt are scored by the same token.
         """
-        require_labels(self.batch, "label to score", NO_LABELS_HINT)
+        require_labels(self.batch, "label to score")
         check_device(self)
         log_probs = self.readout.using(final_norm="frozen", bias=True).log_probs(self.resid_final)
         tokens = self.batch.label_tokens.to(log_probs.device)

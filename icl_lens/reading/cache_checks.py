@@ -11,7 +11,7 @@ from icl_lens.models import attention_scores
 from icl_lens.models.passes.independent_rows import first_angles
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.reading.passes import embedded
+from icl_lens.reading.embeddings import embedded
 
 
 def check_same_tokens(model: Any, cache: Any, batch: PromptBatch) -> None:

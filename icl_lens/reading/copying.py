@@ -16,7 +16,7 @@ from icl_lens.errors import InputError
 from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.token_ids import check_ids
-from icl_lens.reading.passes import token_inputs
+from icl_lens.reading.embeddings import token_inputs
 from icl_lens.reading.scored_tokens import token_ids
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import decimal, signed

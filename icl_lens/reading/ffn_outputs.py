@@ -34,11 +34,11 @@ def ffn_outputs(
     if not len(x):
         return x
     d_mlp = int(getattr(view.cfg, "d_mlp", None) or 4 * view.d_model)
-    rows_at_once = max(1, ROW_BYTES // (3 * d_mlp * x.element_size()))
+    piece_rows = max(1, ROW_BYTES // (3 * d_mlp * x.element_size()))
     inputs = _layer_inputs(view)
     written = []
     with torch.no_grad(), view.hooks_disabled(), view.inference_pass() as kwargs:
-        for rows in x.split(rows_at_once):
+        for rows in x.split(piece_rows):
             written.append(_written(view, layer, rows, inputs, kwargs).to(x))
     return torch.cat(written)
 

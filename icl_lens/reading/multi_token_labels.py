@@ -51,7 +51,7 @@ def tokenize_labels(model: Any, batch: PromptBatch, row: int = 0) -> tuple[Ids, 
     tokens = batch.tokens[row, : int(batch.last[row]) + 1 - n_appended].tolist()
     is_same_query = tokens[len(tokens) - len(query.ids) :] == query.ids
     ids_of = dict(zip(batch.decisions.whole_labels, labels, strict=True))
-    if not is_same_query or not _are_scored_by_own_tokens(batch, row, ids_of, n_appended):
+    if not is_same_query or not _is_tokenized_alike(batch, row, ids_of, n_appended):
         raise InputError(
             "batch must be tokenized with the model's tokenizer, got other tokens for prompt "
             f"{row} and its labels; re-tokenize the prompts for this model"
@@ -59,17 +59,19 @@ def tokenize_labels(model: Any, batch: PromptBatch, row: int = 0) -> tuple[Ids, 
     return tuple(tokens), labels
 
 
-def _are_scored_by_own_tokens(
+def _is_tokenized_alike(
     batch: PromptBatch, row: int, ids_of: Mapping[str, Ids], n_appended: int
 ) -> bool:
-    """Return whether each label that a row chooses from has the token that scores it after the
-    appended ones, or ends there.
+    """Return whether the batch scores each label that a row chooses from by the token that the
+    label has in `ids_of`, after the tokens that the decision appended.
     """
     columns = torch.nonzero(batch.label_mask[row])[:, 0].tolist()
     for column in columns:
         scored_token = int(batch.label_tokens[column])
         for label in batch.decisions.groups[column]:
-            if ids_of[label][n_appended : n_appended + 1] not in ((), (scored_token,)):
+            ids = ids_of[label]
+            ends_before = len(ids) <= n_appended
+            if not ends_before and ids[n_appended] != scored_token:
                 return False
     return True
 

@@ -1,28 +1,22 @@
 """Run forward passes whose logits are computed at each prompt's last position only."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.errors import InputError
 from icl_lens.models.active_edits import edits_of_rows, rows_per_pass
 from icl_lens.models.loading.bridge_comparison import compare_batch, compare_deferred, is_new_kind
 from icl_lens.models.passes.inference import log_probs_of
-from icl_lens.models.passes.locking import model_lock
 from icl_lens.models.passes.memory import release_freed_memory
 from icl_lens.models.sizes import make_room
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.batch_checks import check_batch, check_vocabulary
-from icl_lens.reading.writers import has_pos_embed
 from icl_lens.runs.progress import steps
-
-NO_LABELS_HINT = "il.score(model, batch, read=…) reads other log-probabilities"
 
 
 def last_log_probs(
@@ -119,51 +113,3 @@ def check_finite(logits: Float[Tensor, "batch d_vocab"]) -> None:
         else "reload the model if its weights are not finite, or remove active edits"
     )
     raise InputError(f"model output after prompt {row} must be finite, got {what} values; {remedy}")
-
-
-class _Stop(Exception):
-    """Raised in a hook to end a forward pass early."""
-
-
-def embedded(model: Any, batch: PromptBatch) -> Float[Tensor, "batch pos d_embed"]:
-    """Return the batch's token embeddings from a truncated forward pass, since families scale or
-    norm them.
-    """
-    return _before_layers(model, batch.tokens, batch.attention_mask, "hook_embed")["hook_embed"]
-
-
-def _before_layers(model: Any, tokens: Tensor, mask: Tensor, last: str) -> dict[str, Tensor]:
-    """Run a forward pass up to the hook `last`; return what this hook and the one of position
-    embeddings have seen.
-    """
-    seen: dict[str, Tensor] = {}
-
-    def keep(value: Tensor, hook: Any, name: str) -> None:
-        seen[name] = value.detach().clone()
-        if name == last:
-            raise _Stop
-
-    hooks = [
-        (name, partial(keep, name=name))
-        for name in ("hook_pos_embed", last)
-        if name in model.hook_dict
-    ]
-    with model_lock(model), suppress(_Stop), torch.no_grad(), model.hooks(fwd_hooks=hooks):
-        model(tokens, attention_mask=mask, return_type="logits")
-    return seen
-
-
-def token_inputs(view: ModelView, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n d_model"]:
-    """Return what the first layer reads of each token, without its position.
-
-    These are embeddings after the norm of BLOOM or the multiplier of Gemma and Granite. Active
-    hooks are disabled.
-    """
-    last = view.hook(0, "hook_resid_pre")
-    rows = tokens[:, None].to(view.cfg.device)
-    with view.hooks_disabled():
-        seen = _before_layers(view.model, rows, torch.ones_like(rows), last)
-    x = seen[last][:, 0].to(view.unembed_device, view.compute_dtype)
-    if not has_pos_embed(view):
-        return x
-    return x - seen["hook_pos_embed"].to(x).expand(len(x), 1, -1)[:, 0]

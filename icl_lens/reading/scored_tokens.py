@@ -4,12 +4,14 @@
 2. The increase is that of log p(target), the contrast that of log p(target) − log Σ p(against).
 3. Functions that rank heads choose between them: by default, a target is compared with the other
    labels of its prompt.
+4. `AnswerTokens` reads both from log-probabilities, for all measures of what the answer loses.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.errors import InputError, short_repr
@@ -25,6 +27,10 @@ None.
 """
 CheckedAgainst = Int[Tensor, "batch kept"] | None
 """`Against` after `check_against_ids`."""
+Outcome = Literal["log_odds", "log_prob"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+OUTCOMES_OF_ANSWER: tuple[Outcome, ...] = ("log_prob", "log_odds")
+"""The order of `AnswerTokens.outcomes`."""
 
 
 def check_targets(
@@ -210,3 +216,62 @@ def check_activations(acts: Activations) -> None:
 def select_rows(against: CheckedAgainst, rows: Any) -> Int[Tensor, "row kept"] | None:
     """Return `against` for some prompts."""
     return None if against is None else against[rows]
+
+
+class AnswerTokens(NamedTuple):
+    """The token that answers each prompt, and those that the log-odds compare it with."""
+
+    targets: Int[Tensor, " batch"]
+    against: CheckedAgainst
+    """None if there is nothing to compare with; rows without tokens to compare are all -1."""
+
+    @classmethod
+    def from_batch(
+        cls,
+        view: ModelView,
+        batch: PromptBatch,
+        targets: Int[Tensor, " batch"] | None,
+        against: Against,
+    ) -> "AnswerTokens":
+        """Return checked tokens, by default the answers and the other labels.
+
+        Raise InputError for invalid ids.
+        """
+        targets = check_targets(view, batch, targets)
+        if against is not None:
+            return cls(targets, check_against_ids(view, targets, against))
+        compared = default_comparison(batch, targets)
+        return cls(targets, None if compared is None else compared.to(targets.device))
+
+    def select(self, prompts: Sequence[int]) -> "AnswerTokens":
+        """Return the tokens of some of the prompts."""
+        rows = list(prompts)
+        return AnswerTokens(self.targets[rows], select_rows(self.against, rows))
+
+    def outcomes(
+        self, log_probs: Float[Tensor, "row d_vocab"], prompts: Int[Tensor, " row"]
+    ) -> Float[Tensor, "row outcome=2"]:
+        """Return log p(target) and the log-odds, in the order of `OUTCOMES_OF_ANSWER`.
+
+        This is a function for `score`: `prompts` is the prompt of each row.
+        """
+        log_prob = self._target_log_probs(log_probs, prompts)
+        return torch.cat([log_prob, self.log_odds(log_probs, prompts)], dim=1)
+
+    def log_odds(
+        self, log_probs: Float[Tensor, "row d_vocab"], prompts: Int[Tensor, " row"]
+    ) -> Float[Tensor, "row 1"]:
+        """Return log p(target) − log Σ p(against); NaN for prompts with nothing to compare with."""
+        log_prob = self._target_log_probs(log_probs, prompts)
+        if self.against is None:
+            return torch.full_like(log_prob, torch.nan)
+        # A clone, because ids may be inference tensors, which have no gradients.
+        ids = self.against[prompts].clone().to(log_probs.device)
+        is_missing = ids < 0
+        compared = log_probs.gather(1, ids.clamp(min=0)).masked_fill(is_missing, -torch.inf)
+        log_odds = log_prob - compared.logsumexp(-1, keepdim=True)
+        return log_odds.masked_fill(is_missing.all(1, keepdim=True), torch.nan)
+
+    def _target_log_probs(self, log_probs: Tensor, prompts: Tensor) -> Float[Tensor, "row 1"]:
+        ids = self.targets[prompts].clone().to(log_probs.device)
+        return log_probs.gather(1, ids[:, None])

@@ -2,7 +2,7 @@
 
 They compute nothing, and are loaded on first use:
 
-1. `views` lists which result has which page, notebook output, terminal output and figures.
+1. `renderers` lists which result has which page, notebook output, terminal output and figures.
 2. `terminal` has what tables of the terminal share; `view_terminal` draws any view there, and
    `explanation_terminal` an explanation.
 3. `plots` draws figures; `curves`, `circuit_graph` and `atlas_maps` draw those with lines, graphs

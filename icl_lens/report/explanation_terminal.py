@@ -10,10 +10,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from icl_lens.analyses import explanation_sections
-from icl_lens.analyses.explanation import Explanation
-from icl_lens.analyses.explanation_reports import HeadReport, first_report, is_noise, words_of
-from icl_lens.analyses.explanation_sentences import (
+from icl_lens.analyses.explanation import sections
+from icl_lens.analyses.explanation.reports import HeadReport, first_report, is_noise, words_of
+from icl_lens.analyses.explanation.result import Explanation
+from icl_lens.analyses.explanation.sentences import (
     answer_notes,
     contrast_name,
     demonstrations_note,
@@ -24,7 +24,7 @@ from icl_lens.analyses.explanation_sentences import (
     scores_note,
     why_sentence,
 )
-from icl_lens.analyses.explanation_tables import (
+from icl_lens.analyses.explanation.tables import (
     key_name,
     part_score,
     prompt_pieces,
@@ -48,7 +48,7 @@ GAIN, LOSS = SKY, AMBER
 def terminal(explanation: Explanation) -> Group:
     """Return the output of `icl-lens explain`."""
     lines: list[RenderableType] = []
-    for section in explanation_sections.SECTIONS:
+    for section in sections.SECTIONS:
         if section.name in SECTION_LINES:
             lines += SECTION_LINES[section.name](explanation)
             continue

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from icl_lens.analyses.explanation import Explanation
+from icl_lens.analyses.explanation.result import Explanation
 from icl_lens.defaults import N_TOP
 from icl_lens.errors import InputError
 from icl_lens.report.atlas_maps import atlas as atlas

@@ -11,7 +11,7 @@ import pandas as pd
 
 from icl_lens.files import write_text
 from icl_lens.result import stored
-from icl_lens.result.renderers import renderers
+from icl_lens.result.renderer_registry import renderers
 from icl_lens.result.view import View
 from icl_lens.result.view_text import markdown, plain_text, records
 

@@ -83,14 +83,14 @@ class Distributed:
             return [value]
         return self._exchanged(lambda: gather_object([value]))
 
-    def run_on_main(self, find: Callable[[], _Value]) -> _Value:
-        """Run `find` on the main process; return its result, or raise its InputError, in all."""
+    def run_on_main(self, compute: Callable[[], _Value]) -> _Value:
+        """Run `compute` on the main process; return its result, or raise its InputError, in all."""
         if self.size == 1:
-            return find()
+            return compute()
         value_or_error: Any = None
         if self.is_main:
             try:
-                value_or_error = find()
+                value_or_error = compute()
             except InputError as error:
                 value_or_error = error
         value_or_error = self.broadcast(value_or_error)

@@ -22,6 +22,7 @@ from torch import Tensor
 from icl_lens.digest import json_digest
 from icl_lens.errors import InputError
 from icl_lens.models.passes.memory import BUDGET, MAX_ROWS
+from icl_lens.models.sizes import captured_bytes
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, prompts_digest
 from icl_lens.runs.configuration import configuration
@@ -40,33 +41,25 @@ def chunk_name(kind: str, number: int) -> str:
     return f"{kind}-{number:05d}.parquet"
 
 
-def prompt_bytes(view: ModelView, width: int) -> int:
-    """Estimate the memory of a prompt of `width` tokens while its batch is captured, bytes."""
-    layers, d_model, heads = view.n_layers, view.d_model, view.n_heads
-    d_mlp = int(getattr(view.cfg, "d_mlp", None) or 4 * d_model)
-    per_prompt = 7 * d_model + 2 * heads * view.d_head + d_mlp
-    per_token = view.n_kv_heads * view.d_head + heads
-    captured = layers * (per_prompt + width * per_token)
-    temporary = width * (4 * d_mlp + 8 * d_model) + 4 * heads * width**2
-    return (captured + temporary) * view.model.W_U.element_size()
-
-
 def plan_batches(view: ModelView, batch: PromptBatch, run: Run | None = None) -> Plan:
     """Return the rows of each batch, whose prompts are of similar length.
 
     A batch has `run.batch_size` prompts or, by default, up to `MAX_ROWS` that fit `run.memory`. The
-    first batch covers all lengths instead. The plan depends only on the lengths of prompts, the
-    options, and the model's shape.
+    first batch has prompts of all lengths, so that its duration tells how long the run will take.
+    The plan depends only on the lengths of prompts, the options, and the model's shape.
     """
     run = as_run(run)
 
     def rows_of(width: int) -> int:
-        return run.batch_size or max(1, min(MAX_ROWS, run.memory // prompt_bytes(view, width)))
+        return run.batch_size or max(1, min(MAX_ROWS, run.memory // captured_bytes(view, width)))
 
     lengths = (batch.last + 1).tolist()
     order = sorted(range(len(batch)), key=lambda row: (lengths[row], row))
     pilot_size = min(rows_of(max(lengths)), len(order))
-    pilot = [order[(2 * i + 1) * len(order) // (2 * pilot_size)] for i in range(pilot_size)]
+    pilot = []
+    for number in range(pilot_size):  # the middles of as many equal parts of the order
+        middle = (2 * number + 1) * len(order) // (2 * pilot_size)
+        pilot.append(order[middle])
     longest_first = sorted(
         set(order) - set(pilot), key=lambda row: (lengths[row], row), reverse=True
     )

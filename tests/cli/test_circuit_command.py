@@ -19,7 +19,7 @@ import icl_lens as il
 from icl_lens.cli import main
 from icl_lens.cli.circuit import CircuitTask, EdgeOptions
 from icl_lens.prompts.roles import EDGE_ROLES
-from icl_lens.report import palette, plots, views
+from icl_lens.report import palette, plots, renderers
 from icl_lens.result.number_format import signed
 
 TASK = "sentiment-number"
@@ -430,6 +430,6 @@ def test_without_an_effect_there_is_no_curve():
 def test_user_text_on_the_page_stays_text():
     word = "<img src=x onerror=alert(1)>"
     page_texts = dict.fromkeys(("model", "text", "chosen", "behavior", "command"), word)
-    page = Page(views.page(made(FEW), **page_texts))
+    page = Page(renderers.page(made(FEW), **page_texts))
     assert page.text.count(word) >= 5
     assert len(page.all("img")) == 2

@@ -154,7 +154,7 @@ def test_interrupted_says_how_it_goes_on(inputs, run, tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("icl_lens.measures.head_measures.DirectScores.measure", interrupted)
+    monkeypatch.setattr("icl_lens.measures.head_measures.DirectMeasure.measure", interrupted)
     code, _, stderr = run(*inputs, "--out", tmp_path / "out")
     assert code == 130
     assert "rerun the same command to resume from" in stderr

@@ -17,13 +17,14 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.measures import head_measures
+from icl_lens.models.sizes import captured_bytes
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import count_prompts
 from icl_lens.reading.head_parts import scaled_z
 from icl_lens.reading.increases import every_head_increase
 from icl_lens.reading.scored_tokens import check_against_ids
 from icl_lens.reading.search import SLACK, head_bounds, layer_gradients, subhead_bounds
-from icl_lens.runs.stream import ChunkStream, plan_batches, prompt_bytes
+from icl_lens.runs.stream import ChunkStream, plan_batches
 
 
 def draw(n, *, seed=0):
@@ -156,9 +157,9 @@ def test_plans_hold_each_prompt_once_sorted_by_length(gpt2, many):
         lengths_of_rows = [lengths[row] for row in rows]
         padding += len(rows) * max(lengths_of_rows) - sum(lengths_of_rows)
     assert padding < 0.15 * sum(lengths)
-    budget = 5 * prompt_bytes(view, max(lengths))
+    budget = 5 * captured_bytes(view, max(lengths))
     for rows in plan_batches(view, many, il.Run(memory=budget)):
-        assert len(rows) * prompt_bytes(view, max(lengths[row] for row in rows)) <= budget
+        assert len(rows) * captured_bytes(view, max(lengths[row] for row in rows)) <= budget
     assert all(len(rows) == 1 for rows in plan_batches(view, many, il.Run(memory=1)))
 
 

@@ -16,7 +16,7 @@ from icl_lens.intervals import draw_clusters
 from icl_lens.measures.edge_space import EdgeSpace
 from icl_lens.measures.exchanges import single_exchanges, tower_prompts
 from icl_lens.measures.head_to_head_effects import estimate_effects
-from icl_lens.measures.mean_scores import selected_shares
+from icl_lens.measures.ranking_means import selected_shares
 from icl_lens.models.view import ModelView
 
 N, K = 24, 3

@@ -89,7 +89,7 @@ def test_no_module_of_the_project_is_imported_by_name():
 @pytest.mark.parametrize(
     ("module", "line", "contract"),
     [
-        ("icl_lens/result/base.py", "from icl_lens.report import views", "rooms"),
+        ("icl_lens/result/base.py", "from icl_lens.report import renderers", "rooms"),
         ("icl_lens/result/view.py", "import rich", "views"),
         ("icl_lens/models/head.py", "def late():\n    import icl_lens.cli", "rooms"),
         ("icl_lens/models/passes/locking.py", "import icl_lens.models.loading.load", "models"),

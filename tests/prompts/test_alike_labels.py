@@ -15,7 +15,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.analyses import task_behavior
-from icl_lens.analyses.explanation_sentences import shown_only
+from icl_lens.analyses.explanation.sentences import shown_only
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.batch_state import batch_from_state, batch_state
 

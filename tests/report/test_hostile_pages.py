@@ -16,7 +16,7 @@ from icl_lens.report import plots
 from icl_lens.report.circuit_graph import svg
 from icl_lens.report.live_view.state import LiveState
 from icl_lens.report.live_view.static import static_html
-from icl_lens.report.views import page
+from icl_lens.report.renderers import page
 
 pytestmark = pytest.mark.slow
 HOSTILE = "</script><script>window.broken=1</script><img src=x onerror=window.broken=1>"

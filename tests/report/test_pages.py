@@ -23,12 +23,12 @@ from click.testing import CliRunner
 from page_elements import Page
 
 import icl_lens as il
-from icl_lens.analyses import explanation_sections
-from icl_lens.analyses.command import command
-from icl_lens.analyses.explanation_reports import first_report
-from icl_lens.analyses.explanation_sections import SECTIONS, ExplanationSection
-from icl_lens.analyses.explanation_sentences import why_sentence
-from icl_lens.analyses.explanation_tables import TableName
+from icl_lens.analyses.explanation import sections
+from icl_lens.analyses.explanation.command import command
+from icl_lens.analyses.explanation.reports import first_report
+from icl_lens.analyses.explanation.sections import SECTIONS, ExplanationSection
+from icl_lens.analyses.explanation.sentences import why_sentence
+from icl_lens.analyses.explanation.tables import TableName
 from icl_lens.cli import app
 from icl_lens.cli.program import app_with_all_options
 from icl_lens.report import html, palette
@@ -975,9 +975,7 @@ def test_a_section_of_the_list_is_shown_everywhere(paper, monkeypatch, place):
     names = [section.name for section in SECTIONS]
     expected = [*names[:place], "lengths", *names[place:]]
     expected.remove("demonstrations")  # which this explanation does not have
-    monkeypatch.setattr(
-        explanation_sections, "SECTIONS", (*SECTIONS[:place], added, *SECTIONS[place:])
-    )
+    monkeypatch.setattr(sections, "SECTIONS", (*SECTIONS[:place], added, *SECTIONS[place:]))
     page = paper.to_html()
     assert re.findall(r'<section id="([^"]+)">', page) == expected
     template, contents = explanation_page.page(paper)

@@ -13,7 +13,7 @@ import pytest
 from same_values import same
 
 import icl_lens as il
-from icl_lens.report import views
+from icl_lens.report import renderers
 from icl_lens.result.base import Displayed, Result
 
 TASK = "sentiment-number"
@@ -281,7 +281,7 @@ def test_pages_have_the_numbers(made, name, tmp_path):
 def test_inline_output_is_a_page_or_a_table_with_the_numbers(made, name):
     displayed = made.get(name)
     inline = displayed._repr_html_()
-    if type(displayed) in views.PAGES or displayed.to_view().sentences:
+    if type(displayed) in renderers.PAGES or displayed.to_view().sentences:
         assert "icl-lens-twin" in inline
         return
     text = plain_text(inline)

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from icl_lens.analyses.explanation import Explanation
-from icl_lens.analyses.explanation_reports import (
+from icl_lens.analyses.explanation.reports import (
     AblationReport,
     AllHeadsReport,
     HeadReport,
@@ -25,6 +24,7 @@ from icl_lens.analyses.explanation_reports import (
     SubheadReport,
     SubheadsReport,
 )
+from icl_lens.analyses.explanation.result import Explanation
 from icl_lens.models.head import Head
 from icl_lens.prompts.prompt import Demonstration, Prompt, Template
 

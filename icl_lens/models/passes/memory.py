@@ -9,7 +9,7 @@ import ctypes
 import sys
 
 BUDGET = 64 * 2**20
-"""Activations of a batch of prompts, by `runs.stream.prompt_bytes`; the default of `Run.memory`."""
+"""Activations of a batch of prompts, by `sizes.captured_bytes`; the default of `Run.memory`."""
 MAX_ROWS = 64
 """Prompts per batch: above it, matrix products get no faster, and a lost chunk costs more to
 recompute.

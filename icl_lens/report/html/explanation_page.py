@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from icl_lens.analyses import explanation_sections
-from icl_lens.analyses.explanation import Explanation
+from icl_lens.analyses.explanation import sections
+from icl_lens.analyses.explanation.result import Explanation
 from icl_lens.models.active_edits import edits_note
 from icl_lens.report.html import head_contents, section_contents, view_page
 from icl_lens.report.html.elements import Chip
@@ -39,13 +39,13 @@ def page(e: Explanation) -> tuple[str, dict[str, Any]]:
 
 def _sections(e: Explanation) -> list[dict[str, Any]]:
     """Return what each section shows: contents for its own template, or else its view."""
-    sections: list[dict[str, Any]] = []
-    for section in explanation_sections.SECTIONS:
+    contents: list[dict[str, Any]] = []
+    for section in sections.SECTIONS:
         heading = {"name": section.name, "title": section.title_of(e)}
         if section.name in CONTENTS:
-            sections.append(heading | {"view": None} | CONTENTS[section.name](e))
+            contents.append(heading | {"view": None} | CONTENTS[section.name](e))
             continue
         view = section.view(e)
         if view is not None:
-            sections.append(heading | {"view": view_page.section_contents(view, {})})
-    return sections
+            contents.append(heading | {"view": view_page.section_contents(view, {})})
+    return contents

@@ -5,20 +5,20 @@ each.
 import math
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from icl_lens.analyses.explanation import Explanation
-from icl_lens.analyses.explanation_reports import HeadReport, first_report, is_noise, words_of
-from icl_lens.analyses.explanation_sentences import (
+from icl_lens.analyses.explanation.reports import HeadReport, first_report, is_noise, words_of
+from icl_lens.analyses.explanation.result import Explanation
+from icl_lens.analyses.explanation.sentences import (
     exchange_note,
     keys_name,
     lost_name,
     score_name,
     why_sentence,
 )
-from icl_lens.analyses.explanation_tables import key_name, query_labels
+from icl_lens.analyses.explanation.tables import key_name, query_labels
 from icl_lens.reading.reasons import SIDES, WRITER_NAMES, AttentionReasons, Side
 from icl_lens.report.html.elements import (
     Bar,
@@ -262,15 +262,34 @@ def _key_chips(e: Explanation, positions: Sequence[int]) -> list[Inline]:
     return join_runs(chips)
 
 
-def _pair_lines(why: AttentionReasons) -> list[tuple[int, int, str, str, float, float]]:
-    """Return for each pair of writers their rows, names, score, and share of the largest score."""
+class PairLine(NamedTuple):
+    """A line of the drawing, from a writer of the query on the left to one of the key on the right."""
+
+    query_row: int
+    key_row: int
+    query_writer: str
+    key_writer: str
+    score: float
+    share: float
+    """Share of the largest score, 0 to 1, which sets the line's width."""
+
+
+def _pair_lines(why: AttentionReasons) -> list[PairLine]:
+    """Return the lines that are drawn between the writers of the strongest pairs."""
     scale = largest([score for _, _, score in why.pairs])
     query_rows = {name: row for row, (name, _) in enumerate(why.query)}
     key_rows = {name: row for row, (name, _) in enumerate(why.key)}
     lines = []
     for query_writer, key_writer, score in why.pairs:
-        places = query_rows[query_writer], key_rows[key_writer]
-        lines.append((*places, query_writer, key_writer, score, abs(score) / scale))
+        line = PairLine(
+            query_rows[query_writer],
+            key_rows[key_writer],
+            query_writer,
+            key_writer,
+            score,
+            abs(score) / scale,
+        )
+        lines.append(line)
     return lines
 
 

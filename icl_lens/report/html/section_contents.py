@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from icl_lens.analyses import explanation_tables as tables
-from icl_lens.analyses.command import command
-from icl_lens.analyses.explanation import Explanation
-from icl_lens.analyses.explanation_sentences import answer_notes
+from icl_lens.analyses.explanation import tables
+from icl_lens.analyses.explanation.command import command
+from icl_lens.analyses.explanation.result import Explanation
+from icl_lens.analyses.explanation.sentences import answer_notes
 from icl_lens.report.html.elements import Bar, Chip, Inline, PageCell, PageDots, PageTable
 from icl_lens.report.html.templating import label_color
 from icl_lens.result.number_format import decimal, mean_and_range, percent, signed

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.analyses.explanation import Explanation
-from icl_lens.analyses.explanation_reports import HeadReport
+from icl_lens.analyses.explanation.reports import HeadReport
+from icl_lens.analyses.explanation.result import Explanation
 from icl_lens.errors import InputError, short_repr
 from icl_lens.models.head import AnyHead, Head, as_head
 from icl_lens.reading.activations import Activations

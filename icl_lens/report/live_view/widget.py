@@ -19,7 +19,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from icl_lens.analyses.explain import explain
+from icl_lens.analyses.explanation.explain import explain
 from icl_lens.errors import InputError, short_repr
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.view import ModelView

@@ -10,16 +10,16 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from icl_lens.analyses import explanation_tables as tables
-from icl_lens.analyses.explanation_reports import ExplanationReports
-from icl_lens.analyses.explanation_sentences import (
+from icl_lens.analyses.explanation import tables
+from icl_lens.analyses.explanation.reports import ExplanationReports
+from icl_lens.analyses.explanation.sentences import (
     contrast_name,
     demonstrations_note,
     lost_name,
     lost_note,
     scores_note,
 )
-from icl_lens.analyses.explanation_tables import TableName, TableRow
+from icl_lens.analyses.explanation.tables import TableName, TableRow
 from icl_lens.result.number_format import mean_and_range, percent
 from icl_lens.result.view import Cell, Column, Label, Section
 

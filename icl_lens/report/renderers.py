@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from rich.console import RenderableType
 
-from icl_lens.analyses.explanation import Explanation
+from icl_lens.analyses.explanation.result import Explanation
 from icl_lens.analyses.model_comparison import ModelComparison
 from icl_lens.analyses.trace_result import Trace
 from icl_lens.analyses.two_towers_result import TwoTowers

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import pandas as pd
 
-from icl_lens.analyses.command import command
-from icl_lens.analyses.explanation import Explanation
-from icl_lens.analyses.explanation_sentences import scores_note
-from icl_lens.analyses.explanation_tables import prompt_pieces
+from icl_lens.analyses.explanation.command import command
+from icl_lens.analyses.explanation.result import Explanation
+from icl_lens.analyses.explanation.sentences import scores_note
+from icl_lens.analyses.explanation.tables import prompt_pieces
 from icl_lens.errors import InputError, short_repr
 from icl_lens.measures.head_findings import MODELS_NOTE
 from icl_lens.models.active_edits import edits_note

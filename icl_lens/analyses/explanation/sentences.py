@@ -7,13 +7,13 @@ that users read; the page, the terminal and the live view print all.
 import math
 from collections.abc import Sequence
 
-from icl_lens.analyses.explanation_reports import (
+from icl_lens.analyses.explanation.reports import (
     ExplanationReports,
     HeadReport,
     Supports,
     supports,
 )
-from icl_lens.analyses.explanation_tables import (
+from icl_lens.analyses.explanation.tables import (
     MAX_DEMONSTRATIONS,
     demonstration_rows,
     key_name,

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.analyses.compute_reports import Attempts, ScoredPrompt
-from icl_lens.analyses.explanation_reports import (
+from icl_lens.analyses.explanation.compute_reports import Attempts, ScoredPrompt
+from icl_lens.analyses.explanation.reports import (
     HeadReport,
 )
 from icl_lens.models.head import Head

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from icl_lens.analyses.explanation_reports import ExplanationReports, Grid, words_of
+from icl_lens.analyses.explanation.reports import ExplanationReports, Grid, words_of
 from icl_lens.models.head import Head
 from icl_lens.ranking_scores import SCORES, DirectScore, Score, score_of_parts
 from icl_lens.reading.reasons import SIDES, AttentionReasons

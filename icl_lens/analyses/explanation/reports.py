@@ -1,7 +1,7 @@
 """The reports that an explanation holds: typed numbers and words, one class per report.
 
-`ExplanationReports` holds all of them. What is said of them is in `explanation_sentences`, their
-tables are in `explanation_tables`.
+`ExplanationReports` holds all of them. What is said of them is in `sentences`, their
+tables are in `tables`.
 """
 
 import math
@@ -34,7 +34,7 @@ def supports(increase: float, contrast: float) -> Supports:
     them, neither. Otherwise the contrast's sign decides.
 
     Example:
-        >>> from icl_lens.analyses.explanation_reports import supports
+        >>> from icl_lens.analyses.explanation.reports import supports
         >>> supports(1.0, 0.75), supports(0.5, -2.25), supports(1.0, 0.25), supports(8.0, 3.5)
         ('answer', 'others', 'both', 'answer')
     """

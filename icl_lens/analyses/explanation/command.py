@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from icl_lens.analyses.explanation import Explanation
+from icl_lens.analyses.explanation.result import Explanation
 from icl_lens.analyses.python_code import call, model_lines, prompt_call, template_options
 from icl_lens.defaults import N_RANDOM_SETS
 from icl_lens.errors import InputError

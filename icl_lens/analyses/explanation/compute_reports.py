@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.analyses.explanation_reports import (
+from icl_lens.analyses.explanation.reports import (
     AblationReport,
     AllHeadsReport,
     DemonstrationsReport,

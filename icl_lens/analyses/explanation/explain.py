@@ -8,16 +8,16 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.analyses import compute_reports
-from icl_lens.analyses.compute_head_reports import WriterReadings, head_reports
-from icl_lens.analyses.compute_reports import ScoredPrompt
-from icl_lens.analyses.explanation import Explanation
-from icl_lens.analyses.explanation_reports import Settings
+from icl_lens.analyses.explanation import compute_reports
+from icl_lens.analyses.explanation.compute_head_reports import WriterReadings, head_reports
+from icl_lens.analyses.explanation.compute_reports import ScoredPrompt
+from icl_lens.analyses.explanation.reports import Settings
+from icl_lens.analyses.explanation.result import Explanation
 from icl_lens.defaults import N_ABLATED, N_DESCRIBED, N_RANDOM_SETS
 from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache
 from icl_lens.errors import InputError, check_choice, check_integers, short_repr
-from icl_lens.measures.effects import AnswerTokens, exact_effects
+from icl_lens.measures.effects import exact_effects
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.passes.locking import reserves_model
@@ -32,6 +32,7 @@ from icl_lens.ranking_scores import SCORES, Score, choose_score
 from icl_lens.reading.answer_spacing import warn_of_answer_spacing
 from icl_lens.reading.capture import capture
 from icl_lens.reading.increases import head_log_prob_increase
+from icl_lens.reading.scored_tokens import AnswerTokens
 from icl_lens.reading.similarity import compared_positions
 from icl_lens.runs.progress import Progress, progress_callback
 

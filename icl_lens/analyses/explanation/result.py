@@ -5,9 +5,9 @@ from typing import Any, ClassVar, get_args
 
 import pandas as pd
 
-from icl_lens.analyses import explanation_sections, explanation_sentences
-from icl_lens.analyses.explanation_reports import ExplanationReports
-from icl_lens.analyses.explanation_tables import TableName
+from icl_lens.analyses.explanation import sections, sentences
+from icl_lens.analyses.explanation.reports import ExplanationReports
+from icl_lens.analyses.explanation.tables import TableName
 from icl_lens.errors import check_choice
 from icl_lens.models.active_edits import edits_note
 from icl_lens.result.base import Result
@@ -35,17 +35,17 @@ class Explanation(ExplanationReports, Result):
     @property
     def headline(self) -> str:
         """The model's prediction, and the most probable token if this is no label, in few words."""
-        return explanation_sentences.headline(self)
+        return sentences.headline(self)
 
     @property
     def finding(self) -> str:
         """Whether the zeroed heads matter more than random heads in this prompt."""
-        return explanation_sentences.finding(self)
+        return sentences.finding(self)
 
     @property
     def shows_that_heads_matter(self) -> bool:
         """Whether `finding` says that the zeroed heads matter more than random heads."""
-        return explanation_sentences.shows_that_heads_matter(self)
+        return sentences.shows_that_heads_matter(self)
 
     @property
     def verdict(self) -> str:
@@ -53,12 +53,12 @@ class Explanation(ExplanationReports, Result):
 
         Empty without contrasts.
         """
-        return explanation_sentences.verdict(self)
+        return sentences.verdict(self)
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """Notes on labels or targets of several tokens; empty if each is a single token."""
-        return explanation_sentences.remarks(self)
+        return sentences.remarks(self)
 
     def to_frame(self, table: TableName = "heads") -> pd.DataFrame:
         """Return one of the explanation's tables in tidy form.
@@ -68,7 +68,7 @@ class Explanation(ExplanationReports, Result):
         nats, of what values add; top words of the largest).
         """
         check_choice("table", table, get_args(TableName))
-        return pd.DataFrame(list(explanation_sections.table(table)(self)))
+        return pd.DataFrame(list(sections.table(table)(self)))
 
     def to_view(self) -> View:
         """Return the finding, and the sections that every format can show."""
@@ -78,7 +78,7 @@ class Explanation(ExplanationReports, Result):
         return View(
             title=self.headline,
             sentences=sentences,
-            sections=tuple(explanation_sections.views(self)),
+            sections=tuple(sections.views(self)),
             about=f"explanation · {self.model}",
         )
 
