@@ -50,20 +50,11 @@ PROCESSED_EXACT = sorted(set(EXACT) - {"gpt_oss"})
 summed to one, which it does not in gpt-oss."""
 SOFT_CAPPED = {"gemma2"}
 
-# Families that HookedTransformer does not support: TransformerLens' converters refuse them or
-# change the model.
 _NO_CONVERTER = (
-    *(
-        "falcon",
-        "falcon_new",
-        "falcon_alibi",
-        "granite",
-        "cohere",
-        "stablelm",
-        "starcoder2",
-        "opt_post_norm",
-    ),
-    *sorted(families.SLOW - {"apertus", "mixtral", "olmoe"}),
+    *("falcon", "falcon_new", "falcon_alibi", "granite", "cohere", "stablelm", "starcoder2"),
+    *("opt_post_norm", "arcee", "codegen", "cohere2", "deepseek_v3", "gemma3n", "gemma4", "glm"),
+    *("glm4", "gpt_oss", "granite_moe", "hunyuan", "lfm2", "mamba", "mpt", "nemotron", "olmo3"),
+    *("qwen2_moe", "qwen3_5", "qwen3_moe", "seed_oss", "smollm3"),
 )
 NOT_HOOKED = {
     **dict.fromkeys(_NO_CONVERTER, "TransformerLens has no converter for it"),
@@ -74,6 +65,9 @@ NOT_HOOKED = {
     ),
     "olmo2": "TransformerLens cannot convert grouped queries (exact for models without them)",
 }
+"""Families that HookedTransformer does not support, and why: TransformerLens' converters refuse them
+or change the model.
+"""
 HOOKED_EXACT = sorted(set(families.CONFIGS) - set(NOT_HOOKED))
 
 OTHER_TYPES = {

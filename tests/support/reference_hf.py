@@ -38,6 +38,10 @@ class _Wiring(NamedTuple):
     ffn_post_norm: str | None = None
 
 
+# Each string names the fields of `_Wiring`, in their order:
+#     layers final_norm values layout out down [attn_post_norm ffn_post_norm]
+# The last two are there only if the model normalizes what attention and the FFN write. All words but
+# `layout` are paths of Hugging Face modules, which `print(hf_model)` shows.
 _LLAMA = "model.layers model.norm self_attn.v_proj values self_attn.o_proj mlp.down_proj"
 _POST_NORMED = f"{_LLAMA} post_attention_layernorm post_feedforward_layernorm"
 _MIXTURE = "model.layers model.norm self_attn.v_proj values self_attn.o_proj mlp"
@@ -76,6 +80,7 @@ _PATHS = {
     "granitemoe": _MIXTURE.removesuffix("mlp") + "block_sparse_moe",
     **dict.fromkeys(["falcon", "bloom"], _BLOOM),
 }
+"""Model type (not family) -> its string."""
 _WIRING = {kind: _Wiring(*paths.split()) for kind, paths in _PATHS.items()}
 
 
