@@ -238,6 +238,10 @@ CALLS: dict[str, Callable[[Case], Any]] = {
     "AddVector": lambda c: c.scored_in(
         il.AddVector(torch.ones(len(c.batch), c.model.cfg.d_model), c.reader.layer)
     ),
+    "AblateSite": lambda c: c.scored_in(il.AblateSite("mlp_out", c.reader.layer)),
+    "PatchSite": lambda c: c.scored_in(
+        il.PatchSite("resid_pre", c.reader.layer, c.other, positions="labels")
+    ),
     "locate": lambda c: il.locate(c.model, c.four),
     "locate, contrast": lambda c: il.locate(c.model, c.four, by="contrast", other_scores=False),
     "mean_score_parts": lambda c: il.mean_score_parts(c.model, c.four, [c.reader]),

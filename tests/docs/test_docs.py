@@ -18,6 +18,7 @@ from cases import slow
 from torch import Tensor
 
 import icl_lens as il
+from icl_lens.analyses.explanation_tables import TableName
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -156,6 +157,16 @@ def test_the_diagram_is_drawn_from_the_contracts() -> None:
     assert architecture_diagram.circles({("a", "b"), ("b", "c"), ("c", "a"), ("c", "d")}) == [
         ["a", "b", "c"]
     ]
+
+
+def test_every_table_of_an_explanation_is_named() -> None:
+    """In the docstring of `to_frame`, and in the line of the guide that lists the tables."""
+    guide = (DOCS / "guide.md").read_text(encoding="utf-8")
+    (guide_line,) = re.findall(r"^explanation\.to_frame\(.*$", guide, flags=re.MULTILINE)
+    docstring = inspect.getdoc(il.results.Explanation.to_frame) or ""
+    for name in get_args(TableName):
+        assert f'"{name}"' in docstring, f"add {name} to the docstring of Explanation.to_frame"
+        assert f'"{name}"' in guide_line, f"add {name} to {guide_line!r} in docs/guide.md"
 
 
 @pytest.mark.parametrize("notebook", TUTORIALS, ids=lambda path: path.stem)

@@ -2,6 +2,7 @@
 refused.
 """
 
+import public_edits
 import pytest
 import torch
 from cases import slow
@@ -19,25 +20,34 @@ def _vector(model):
     return 20 * torch.cos(torch.arange(model.cfg.d_model, dtype=torch.float32))
 
 
-BLOCKS = {
-    "all zeroed": lambda model, batch: il.ablate_heads(model, HEADS),
-    "all set to their mean": lambda model, batch: il.ablate_heads(
-        model, HEADS, mode="mean", reference=batch
-    ),
-    "vector": lambda model, batch: il.edited(model, il.AddVector(_vector(model), 0), batch=batch),
-    "last zeroed": lambda model, batch: il.ablate_heads(model, HEADS, positions="last"),
-    "last patched": lambda model, batch: il.patch_heads(
-        model, HEADS, batch, activation="z", positions="last"
-    ),
-    "position removed": lambda model, batch: il.edited(model, il.RemovePosition(HEADS)),
-    "labels hidden": lambda model, batch: il.edited(
-        model,
-        il.Reweight(HEADS, torch.zeros(batch.label_positions.shape), renormalize=True),
-        batch=batch,
+EDITS = {
+    "all zeroed": lambda model, batch: il.Ablate(HEADS),
+    "all set to their mean": lambda model, batch: il.Ablate(HEADS, mode="mean", reference=batch),
+    "FFN zeroed": lambda model, batch: il.AblateSite("mlp_out", 1),
+    "vector": lambda model, batch: il.AddVector(_vector(model), 0),
+    "last zeroed": lambda model, batch: il.Ablate(HEADS, positions="last"),
+    "last patched": lambda model, batch: il.Patch(HEADS, batch, activation="z", positions="last"),
+    "position removed": lambda model, batch: il.RemovePosition(HEADS),
+    "labels hidden": lambda model, batch: il.Reweight(
+        HEADS, torch.zeros(batch.label_positions.shape), renormalize=True
     ),
 }
-CACHED = {"all zeroed", "all set to their mean", "vector"}
-"""Blocks that a KV cache does not change."""
+"""Name -> an edit of a model, for prompts that are generated from."""
+CACHED = {"all zeroed", "all set to their mean", "FFN zeroed", "vector"}
+"""Edits that apply alike with and without a KV cache (`Edit.supports_cache`)."""
+
+
+def _block(model, batch, edit):
+    return il.edited(model, edit, batch=batch if edit.needs_batch else None)
+
+
+def test_every_edit_that_supports_a_cache_is_tried_with_one(load_tiny):
+    model = load_tiny("gpt2")
+    batch = il.tokenize(model, PROMPTS[0], prepend_bos=False)
+    tried = {type(EDITS[name](model, batch)) for name in CACHED}
+    for name, edit in public_edits.by_name().items():
+        supports_cache = edit.supports_cache is not il.Edit.supports_cache
+        assert not supports_cache or edit in tried, f"add an il.{name} to EDITS and CACHED"
 
 
 def _loop(run, tokens):
@@ -47,19 +57,19 @@ def _loop(run, tokens):
     return tokens
 
 
-@pytest.mark.parametrize("what", BLOCKS)
+@pytest.mark.parametrize("what", EDITS)
 @pytest.mark.parametrize("name", ["llama_gqa", slow("gpt2")])
 def test_generation_in_a_block_is_a_loop_of_whole_passes(load_tiny, name, what):
     model = load_tiny(name)
     batch = il.tokenize(model, PROMPTS[0], prepend_bos=False)
-    block = BLOCKS[what]
+    edit = EDITS[what](model, batch)
 
     def run(tokens):
-        with block(model, batch):
+        with _block(model, batch, edit):
             return model(tokens, return_type="logits")
 
     want = _loop(run, batch.tokens)
-    with block(model, batch):
+    with _block(model, batch, edit):
         assert torch.equal(model.generate(batch.tokens, use_past_kv_cache=False, **GREEDY), want)
         if what in CACHED:
             assert torch.equal(model.generate(batch.tokens, **GREEDY), want)

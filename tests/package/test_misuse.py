@@ -7,6 +7,7 @@ import inspect
 import threading
 
 import faults
+import public_edits
 import pytest
 import sweep
 import torch
@@ -284,6 +285,11 @@ WRONG = {
     "vector": (torch.zeros(33), torch.full((32,), NAN), "x"),
     "layer": (3, -1, "1"),
     "layers": ([3],),
+    "site": (None, "x"),
+    "neurons": ([-1], [1.5]),
+    "directions": ("x", torch.ones(32, 2)),
+    "source": (None, 3, [3]),
+    "seed": (None, "x", 1.5),
     "vectors": (torch.zeros(2, 32),),
     "max_new_tokens": (0, 10_000),
     "temperature": (-1.0,),
@@ -321,10 +327,27 @@ ELSEWHERE = {
     ("Text", "against"),
     ("two_towers", "k"),
     ("two_towers", "demonstrations"),
+    ("Patch", "source"),  # its error says "batch"
+    ("patch_heads", "source"),
 }
-"""Arguments that are of another kind, or without effect, in the right call."""
+"""Arguments that are of another kind, or without effect, in the right call, or that the error calls
+by another name.
+"""
+ANY_VALUE = {
+    "replace": "any value counts as true or false",
+    "renormalize": "any value counts as true or false",
+    "recorded_z": "the values that the package has recorded of `reference`",
+}
+"""Arguments of edits that have no wrong value in `WRONG`, and why."""
 NEED_HEADS = {"ablate_with_controls", "label_similarity", "mean_score_parts", "two_towers"}
 """Functions that refuse an empty list of heads."""
+
+
+def test_every_argument_of_an_edit_has_wrong_values():
+    """Other tests then try them: those of `WRONG` run for every name of `sweep.CALLS`."""
+    for name, edit in public_edits.by_name().items():
+        untried = public_edits.arguments(edit) - WRONG.keys() - ANY_VALUE.keys()
+        assert not untried, f"add wrong values of these arguments of {name} to WRONG"
 
 
 class _Called(Exception):
