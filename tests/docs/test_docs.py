@@ -18,7 +18,7 @@ from cases import slow
 from torch import Tensor
 
 import icl_lens as il
-from icl_lens.analyses.explanation_tables import TableName
+from icl_lens.analyses.explanation.tables import TableName
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
