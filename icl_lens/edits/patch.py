@@ -96,7 +96,7 @@ class Patch(Edit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_batch(self.source)
+        check_batch(self.source, "source")
         check_choice("activation", self.activation, ("q", "k", "v", "pattern", "z"))
         check_choice("positions", self.positions, ("all", "last"))
         check_choice("align", self.align, ("positions", "labels"))

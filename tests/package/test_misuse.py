@@ -327,12 +327,8 @@ ELSEWHERE = {
     ("Text", "against"),
     ("two_towers", "k"),
     ("two_towers", "demonstrations"),
-    ("Patch", "source"),  # its error says "batch"
-    ("patch_heads", "source"),
 }
-"""Arguments that are of another kind, or without effect, in the right call, or that the error calls
-by another name.
-"""
+"""Arguments that are of another kind, or without effect, in the right call."""
 ANY_VALUE = {
     "replace": "any value counts as true or false",
     "renormalize": "any value counts as true or false",
