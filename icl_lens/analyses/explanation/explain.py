@@ -152,7 +152,7 @@ def _explained(
     writers = compared_positions(batch) if batch.has_demonstrations else False
     # What components wrote in a long prompt is as large as a cache of it, so it is not kept beside
     # one: it is read first or, where the score of heads needs a cache, captured last.
-    captures_writers_last = by in ("effect", "exchange")
+    captures_writers_last = batch.has_demonstrations and by in ("effect", "exchange")
     acts = capture(model, batch, writers=False if captures_writers_last else writers)
     warn_of_answer_spacing(model.tokenizer, batch, acts.token_log_probs)
     why = None if why is None else acts.view.check_head(why)
