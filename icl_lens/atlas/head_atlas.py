@@ -36,6 +36,7 @@ from icl_lens.result.base import Result
 from icl_lens.result.number_format import decimal, interval_text, joined, percent, signed
 from icl_lens.result.tables import (
     columns_first,
+    csv_text,
     json_records,
     long_frame,
     plural_prompts,
@@ -169,7 +170,7 @@ class HeadAtlas(Result):
         """Write `to_frame()` as csv, which `with_scores` reads. Raise InputError if the folder is
         not writable.
         """
-        write_text(path, self.to_frame().to_csv(index=False))
+        write_text(path, csv_text(self.to_frame()))
 
     def with_scores(self, scores: str | Path | GivenScores | PublishedHeads) -> "HeadAtlas":
         """Return the atlas with the scores of a file as further columns, such as published lists.

@@ -13,7 +13,6 @@ Files may hold
 """
 
 import csv
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.errors import InputError, short_repr
+from icl_lens.files import parse_json
 from icl_lens.models.head import Head
 
 HeadNumbers = dict[Head, float]
@@ -50,7 +50,7 @@ def read_scores(path: str | Path) -> dict[str, HeadNumbers]:
         if path.suffix.lower() == ".csv":
             scores = _of_table(text)
         else:
-            scores = _of_json(json.loads(text), path.stem)
+            scores = _of_json(parse_json(text), path.stem)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(f"{str(path)!r} has no scores of heads ({reason}); {REMEDY}") from error

@@ -78,6 +78,7 @@ def ablate(
     from icl_lens.files import write_text
     from icl_lens.models.view import ModelView
     from icl_lens.report.renderers import page as page_of
+    from icl_lens.result.tables import csv_text
 
     _check(prompt, answer, task, heads)
     files.check()
@@ -135,7 +136,7 @@ def ablate(
         )
     )
     if folder.out is not None:
-        write_text(folder.out / "conditions.csv", ablation.to_frame().to_csv())
+        write_text(folder.out / "conditions.csv", csv_text(ablation.to_frame(), index=True))
     console.print(f"{about['model']}: {', '.join(map(str, ablation.heads))}, {how}")
     console.print(ablation)
     print_what_heads_carry(console, behavior, ablation)

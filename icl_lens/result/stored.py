@@ -25,6 +25,7 @@ from torch import Tensor
 
 from icl_lens.digest import json_digest
 from icl_lens.errors import InputError
+from icl_lens.files import parse_json
 from icl_lens.shapes import check_shapes
 
 PACKAGES = ("icl-lens", "torch", "transformers", "transformer-lens")
@@ -84,7 +85,7 @@ def read(path: str | Path, remedy: str) -> dict[str, Any]:
     is not one.
     """
     try:
-        state = json.loads(Path(path).read_text(encoding="utf-8"))
+        state = parse_json(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(
             f"cannot read {str(path)!r}: {error.strerror or error}; {remedy}"

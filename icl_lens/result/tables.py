@@ -1,5 +1,6 @@
 """Tables of results: long ones with named columns, and small ones as text or static HTML."""
 
+import csv
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from icl_lens.result.number_format import percent, signed_ends
 
 # Rows in the repr of a result; `to_frame` returns all of them.
 SHOWN_ROWS = 20
+# Characters with which a spreadsheet's formulas begin.
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def head_name(layer: int, head: int) -> str:
@@ -90,3 +93,25 @@ def json_records(table: pd.DataFrame) -> list[dict[str, Any]]:
             record[str(column)] = None if value != value else value
         records.append(record)
     return records
+
+
+def csv_text(table: pd.DataFrame, *, index: bool = False) -> str:
+    """Return a table as CSV, with an apostrophe before texts that are formulas to a spreadsheet.
+
+    `index` says whether the first column has the index.
+    """
+    safe = table.rename(columns=_as_text)
+    if index:
+        safe.index = safe.index.map(_as_text)
+    quoting = csv.QUOTE_MINIMAL
+    for name in safe.columns:
+        texts = [cell for cell in safe[name] if isinstance(cell, str)]
+        if texts:
+            safe[name] = safe[name].map(_as_text)
+        if any("\r" in text for text in texts):
+            quoting = csv.QUOTE_NONNUMERIC  # the minimum leaves out cells that end a line so
+    return safe.to_csv(index=index, lineterminator="\n", quoting=quoting)
+
+
+def _as_text(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA_SIGNS) else cell

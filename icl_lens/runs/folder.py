@@ -16,9 +16,10 @@ import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
 from icl_lens.errors import InputError
-from icl_lens.files import atomic_write, remove_partial_files
+from icl_lens.files import atomic_write, parse_json, remove_partial_files
 from icl_lens.hub import first_line
 from icl_lens.result.stored import encode
+from icl_lens.result.tables import csv_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,8 +28,6 @@ MANIFEST = "manifest.json"
 # Entry of a configuration with the format of chunks. Chunks of format 2 name themselves and their
 # prompts in their metadata; those of format 3 have one row per prompt.
 FORMAT_NAME, FORMAT = "format", 3
-# Characters with which a spreadsheet's formulas begin.
-FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 # Characters of a configuration's value that an error quotes.
 MAX_SHOWN = 80
 
@@ -90,7 +89,7 @@ class RunFolder:
     def _compare(self, manifest: Path, ours: dict[str, Any]) -> None:
         """Raise InputError if an existing manifest is unreadable or of another configuration."""
         try:
-            theirs = json.loads(manifest.read_text(encoding="utf-8"))
+            theirs = parse_json(manifest.read_text(encoding="utf-8"))
             if not isinstance(theirs, dict):
                 raise TypeError("not an object")
             different = _differences(ours, theirs)  # fails for files that are not ours
@@ -158,7 +157,7 @@ class RunFolder:
         for name, table in tables.items():
             columns = pa.table({column: table[column].to_numpy() for column in table.columns})
             files[f"{name}.parquet"] = self._parquet(columns, {})
-            files[f"{name}.csv"] = _csv(table)
+            files[f"{name}.csv"] = csv_text(table).encode()
         numbers = encode(result)  # strict JSON: null for NaN
         text = json.dumps(numbers, indent=1, ensure_ascii=False, allow_nan=False)
         files["result.json"] = f"{text}\n".encode()
@@ -248,19 +247,6 @@ class RunFolder:
         if not _has_entries(metadata, _contents_metadata(contents or {})):
             raise CorruptChunk(f"{name} is corrupt (it is the chunk of other prompts)")
         return table
-
-
-def _csv(table: "pd.DataFrame") -> bytes:
-    """Return a table as CSV, with an apostrophe before texts that are formulas to a spreadsheet."""
-    safe = table.copy()
-    for name in safe.columns:
-        if any(isinstance(cell, str) for cell in safe[name]):
-            safe[name] = safe[name].map(_as_text)
-    return safe.to_csv(index=False, lineterminator="\n").encode()
-
-
-def _as_text(cell: Any) -> Any:
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA_SIGNS) else cell
 
 
 def _has_entries(metadata: Mapping[str, str], entries: Mapping[str, str]) -> bool:

@@ -23,6 +23,7 @@ from tolerance import assert_close
 from typer.testing import CliRunner
 
 import icl_lens as il
+from icl_lens.analyses import two_towers
 from icl_lens.analyses.two_towers import exchange_heads, n_drawn, scanned_and_tested
 from icl_lens.cli import app
 from icl_lens.cli.towers import TowerTask
@@ -32,6 +33,7 @@ from icl_lens.edits.interchange_donors import Prefixes, record
 from icl_lens.edits.one_token_rows import prefix_cache
 from icl_lens.edits.read import ReadAmong
 from icl_lens.edits.score import score_sets
+from icl_lens.measures import exchanges
 from icl_lens.measures.exchanges import EXCHANGES, DonorName, exchange_scores, tower_prompts
 from icl_lens.models.view import ModelView
 from icl_lens.prompts import donors, tokenize
@@ -641,6 +643,29 @@ def counted(function, sizes):
         return function(model, prompts, **options)
 
     return count
+
+
+@pytest.mark.parametrize("name", ["two_towers", "locate"])
+def test_the_memory_of_a_run_is_that_of_its_exchanges(tiny_run, monkeypatch, name):
+    model, _, prompts = tiny_run
+    given_memory = []
+
+    class Measured(Exception):
+        """Ends the call once the memory is known."""
+
+    def record_memory(*args, memory, **options):
+        given_memory.append(memory)
+        raise Measured
+
+    monkeypatch.setattr(two_towers, "exchange_scores", record_memory)
+    monkeypatch.setattr(exchanges, "exchange_scores", record_memory)
+    calls = {
+        "two_towers": lambda run: il.two_towers(model, PROMPTS, HEADS, run=run),
+        "locate": lambda run: il.locate(model, prompts.batch, by="exchange", run=run),
+    }
+    with pytest.raises(Measured):
+        calls[name](il.Run(memory=12_345))
+    assert given_memory == [12_345]
 
 
 @pytest.mark.slow

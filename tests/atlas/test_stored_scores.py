@@ -88,6 +88,13 @@ def test_other_numbers_get_one_sentence(atlas, no_type_checks):
         atlas.with_scores({"AIE": torch.zeros(3, 3)})
 
 
+def test_a_name_of_a_score_is_no_formula_in_a_spreadsheet(atlas, tmp_path):
+    joined = atlas.with_scores({"=1+1": torch.zeros(atlas.shape)})
+    joined.to_csv(tmp_path / "scores.csv")
+    header = (tmp_path / "scores.csv").read_text().splitlines()[0].split(",")
+    assert "'=1+1" in header
+
+
 def test_a_table_of_an_atlas_comes_back(atlas, tmp_path):
     atlas.to_csv(tmp_path / "other.csv")
     joined = atlas.with_scores(tmp_path / "other.csv")
@@ -100,6 +107,7 @@ def test_a_table_of_an_atlas_comes_back(atlas, tmp_path):
         ("a.json", "{", "has no scores of heads"),
         ("a.json", json.dumps([[9, 0, 1.0]]), "must list heads of tiny"),
         ("a.json", json.dumps({"layer": "x"}), "has no scores of heads"),
+        ("a.json", '{"AIE": [[0, 0, 1.0]], "AIE": [[0, 0, 2.0]]}', "the key 'AIE' occurs twice"),
         ("a.csv", "a,b\n1,2\n", "has no scores of heads"),
         ("a.csv", "layer,head,score\n", "has no scores of heads"),
     ],

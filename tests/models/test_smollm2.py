@@ -52,9 +52,10 @@ def test_logits_are_transformers_own(model, hf):
     assert theirs.std() > 1
 
 
-def test_explain_takes_at_most_twelve_forward_passes(model):
-    """In operations of matrix products, of a prompt of about a hundred tokens."""
-    (prompt,) = prompts_of_length(model, 1, 100)
+@pytest.mark.parametrize("n_tokens", [100, 400])
+def test_explain_takes_at_most_twelve_forward_passes(model, n_tokens):
+    """In operations of matrix products, of a prompt of about this length."""
+    (prompt,) = prompts_of_length(model, 1, n_tokens)
     batch = il.tokenize(model, prompt)
     il.score(model, batch)  # the first batch of a length also runs the Hugging Face model
     forward = operations(lambda: il.score(model, batch))

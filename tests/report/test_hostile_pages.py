@@ -21,13 +21,14 @@ from icl_lens.report.renderers import page
 pytestmark = pytest.mark.slow
 HOSTILE = "</script><script>window.broken=1</script><img src=x onerror=window.broken=1>"
 LABELS = ("<b onclick=window.broken=1>x", "\u202e]]><svg/onload=window.broken=1>")
+MODEL_NAME = "<img src=x onerror=window.broken=1>"
 COMMAND = f"icl-lens '{HOSTILE}' \x1b[2J"
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     """Kind -> page, of a tiny model whose tokenizer reads any text; and the figures as SVG."""
-    folder, tokenizer = tmp_path_factory.mktemp("bytes"), tokenizer_of("byte")
+    folder, tokenizer = tmp_path_factory.mktemp("bytes") / MODEL_NAME, tokenizer_of("byte")
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=len(tokenizer), n_layer=3, n_head=4, n_embd=32, n_positions=1024)
     for part in (GPT2LMHeadModel(config), tokenizer):
@@ -102,6 +103,7 @@ def test_nothing_of_a_text_runs_or_becomes_an_element(pages, browser, kind, tmp_
 def test_hostile_texts_are_shown_as_they_are(pages):
     for kind in ("explain", "compare", "circuit", "ablation", "live"):
         assert "&lt;script&gt;window.broken=1" in pages[0][kind], kind
+    assert "&lt;img src=x onerror=window.broken=1&gt;" in pages[0]["models"]
 
 
 def test_figures_are_plain_drawings(pages):

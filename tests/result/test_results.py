@@ -395,6 +395,16 @@ def mutated(text, rng):
     return json.dumps(state)
 
 
+def test_a_key_that_a_file_has_twice_is_said(made, tmp_path):
+    """Python's reader keeps the last one."""
+    path = tmp_path / "result.json"
+    text = made.get("TopHeads").to_json()
+    path.write_text(text.replace('"format":', '"format": "other", "format":', 1))
+    assert path.read_text() != text
+    with pytest.raises(il.InputError, match="the key 'format' occurs twice in one object"):
+        il.results.load(path)
+
+
 @pytest.mark.parametrize(
     "name", ["TopHeads", "HeadEffects", "LayerIncreases", "Generations", "DemonstrationEffects"]
 )

@@ -4,6 +4,7 @@ sentence.
 
 import errno
 import json
+import os
 import shutil
 import warnings
 
@@ -13,7 +14,6 @@ import pytest
 import torch
 
 import icl_lens as il
-from icl_lens import files
 from icl_lens.measures.other_scores import OtherScores
 from icl_lens.runs import folder as run_folder
 from icl_lens.runs.folder import CorruptChunk, RunFolder
@@ -54,8 +54,12 @@ def read_only(monkeypatch):
     def refuse(*args, **kwargs):
         raise OSError(errno.EROFS, "Read-only file system")
 
+    def refuse_new_files(path, flags, *args, **kwargs):
+        return refuse() if flags & os.O_CREAT else open_file(path, flags, *args, **kwargs)
+
+    open_file = os.open
     monkeypatch.setattr(run_folder.FileLock, "acquire", refuse)
-    monkeypatch.setattr(files.tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(os, "open", refuse_new_files)
 
 
 def test_a_chunk_copied_to_another_number_is_computed_again(gpt2, prompts, finished, out):
@@ -101,6 +105,14 @@ def test_folders_of_other_formats_are_refused(gpt2, prompts, out, version, sente
     faults.assert_refused(sentence, locate, gpt2, prompts, out)
 
 
+def test_a_key_that_a_manifest_has_twice_is_noticed(tmp_path):
+    """Python's reader keeps the last one, whichever the run was begun with."""
+    RunFolder(tmp_path, {"k": 1}).initialize()
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"k": 1', '"k": 2, "k": 1'))
+    faults.assert_refused("cannot read", RunFolder(tmp_path, {"k": 1}).initialize)
+
+
 def test_a_difference_names_the_package(tmp_path):
     RunFolder(tmp_path, {"versions": {"torch": "2.5", "pyarrow": "21"}}).initialize()
     newer = RunFolder(tmp_path, {"versions": {"torch": "2.6", "pyarrow": "21"}})
@@ -118,11 +130,16 @@ def test_texts_are_no_formulas_in_a_spreadsheet(tmp_path):
     """Parquet has them as they are."""
     run = RunFolder(tmp_path, {"a": 1})
     table = pd.DataFrame(
-        {"text": ["=1+1", "+x", "-y", "@z", "\tq", "L1H2"], "value": [-1.0, 0, 1, 2, 3, 4]}
+        {
+            "text": ["=1+1", "+x", "-y", "@z", "\tq", "\rr", "L1H2"],
+            "value": [-1.0, 0, 1, 2, 3, 4, 5],
+            "=name": 1,
+        }
     )
     run.write_result({"table": table}, {})
     cells = pd.read_csv(tmp_path / "table.csv")
-    assert cells["text"].tolist() == ["'=1+1", "'+x", "'-y", "'@z", "'\tq", "L1H2"]
+    assert cells["text"].tolist() == ["'=1+1", "'+x", "'-y", "'@z", "'\tq", "'\rr", "L1H2"]
+    assert cells.columns[-1] == "'=name"
     assert cells["value"].tolist() == table["value"].tolist()
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table)
 
