@@ -251,7 +251,6 @@ CALLS: dict[str, Callable[[Case], Any]] = {
     "two_towers": lambda c: il.two_towers(c.model, c.prompts, c.heads[:2], n_random=3),
     "locate, exchange": lambda c: il.locate(c.model, c.four, by="exchange"),
     "head_atlas": lambda c: il.head_atlas(c.model, c.batch, n_sequences=2),
-    "head_atlas, no prompts": lambda c: il.head_atlas(c.model, n_sequences=2),
 }
 """Name → a call; what follows a comma tells calls of one function apart."""
 
