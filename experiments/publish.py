@@ -71,6 +71,16 @@ TASKS: dict[str, dict[str, list[str]]] = {
     QWEN_LARGE: {
         "sentiment-number, foo/bar": ["--task", "sentiment-number", *LINES],
         "animal-country, foo/bar": ["--task", "animal-country", *LINES],
+        "TREC, A/B, 8 per class": [
+            "--task",
+            "trec",
+            "--labels",
+            "B,A",
+            "--demonstrations",
+            "8",
+            "--separator",
+            r"\n",
+        ],
         "country-capital": ["--task", "country-capital", *PAIRS],
     },
 }
@@ -80,10 +90,9 @@ for small_model in SMALL_MODELS:
         "animal-country, foo/bar": ["--task", "animal-country"],
     }
 """The tasks that each model does, chosen by accuracy alone, and their options."""
-N_PROMPTS = {SMOLLM2: 100, QWEN: 100, QWEN_LARGE: 16} | dict.fromkeys(SMALL_MODELS, 200)
+N_PROMPTS = {SMOLLM2: 100, QWEN: 100, QWEN_LARGE: 40} | dict.fromkeys(SMALL_MODELS, 200)
 """Prompts per half, unless a task's options or `N_PROMPTS_OF` say otherwise."""
 N_PROMPTS_OF = {
-    ("behavior", QWEN_LARGE): 40,
     ("which-score", SMOLLM2): 40,
     ("which-score", QWEN): 30,
     ("which-score", "icl-mini"): 100,
