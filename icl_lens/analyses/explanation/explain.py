@@ -170,9 +170,8 @@ def _explained(
         located.append(why)
     attempts = compute_reports.Attempts()
     if not captures_writers_last:
-        readings = WriterReadings.of(scored, located, attempts)
-        acts = replace(acts, writers=None)
-        scored = replace(scored, acts=acts)
+        readings, scored = _read_writers(scored, located, attempts)
+        acts = scored.acts
     if cached is None:
         cached = compute_reports.row_cache(scored)
     single, ablation = compute_reports.ablation(scored, located, cached)
@@ -185,9 +184,8 @@ def _explained(
         del acts, scored  # before the pass that gives them again, with what components wrote
         acts = capture(model, batch, writers=writers)
         scored = ScoredPrompt.from_activations(model, acts, options)
-        readings = WriterReadings.of(scored, located, attempts)
-        acts = replace(acts, writers=None)
-        scored = replace(scored, acts=acts)
+        readings, scored = _read_writers(scored, located, attempts)
+        acts = scored.acts
         release_after_large_pass(acts.view, scored.n_tokens)
     heads = tuple(head_reports(scored, located, head_scores, single, readings, attempts))
     report(4)
@@ -208,6 +206,14 @@ def _explained(
     )
     report(N_STEPS)
     return explanation
+
+
+def _read_writers(
+    scored: ScoredPrompt, located: list[Head], attempts: compute_reports.Attempts
+) -> tuple[WriterReadings, ScoredPrompt]:
+    """Return what reports read of the writers of the prompt, and the prompt without them."""
+    readings = WriterReadings.of(scored, located, attempts)
+    return readings, replace(scored, acts=replace(scored.acts, writers=None))
 
 
 def _head_scores(
