@@ -14,7 +14,7 @@ from typing import Any, get_args
 import families
 import families_table
 import pytest
-from cases import slow
+from cases import slow_except
 from torch import Tensor
 
 import icl_lens as il
@@ -91,19 +91,12 @@ def test_public_names_are_in_the_reference(name: str) -> None:
     )
 
 
-LONG = [
-    f"results.{name}"
-    for name in (
-        "Circuit",
-        "Comparison",
-        "Explanation",
-        "HeadAtlas",
-        "LocatedHeads",
-        "TaskCheck",
-        "TwoTowers",
-    )
-]
-"""Names whose examples take about a second, and whose functions have examples of their own."""
+LONG = {
+    *("Run", "compare", "head_atlas", "locate_circuit", "task_check"),
+    *("results.Circuit", "results.Comparison", "results.Explanation", "results.HeadAtlas"),
+    *("results.LocatedHeads", "results.TaskCheck", "results.TwoTowers"),
+}
+"""Names whose examples take a second or more."""
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +109,7 @@ def names() -> dict[str, Any]:
     return namespace
 
 
-@pytest.mark.parametrize("name", [slow(name) if name in LONG else name for name in NAMES])
+@pytest.mark.parametrize("name", slow_except(set(NAMES) - LONG, NAMES))
 def test_examples_run(name: str, names: dict[str, Any]) -> None:
     public = attrgetter(name)(il)
     # Examples of a class's fields and methods are found as well.

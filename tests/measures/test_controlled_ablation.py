@@ -12,6 +12,7 @@ import families
 import numpy as np
 import pytest
 import torch
+from cases import slow
 from scipy.stats import t as student
 from shared import pair_prompts
 from tolerance import assert_close
@@ -115,7 +116,13 @@ def test_without_random_heads_of_all_layers_the_other_numbers_are_the_same(
 
 @pytest.mark.parametrize(
     ("positions", "mode"),
-    [("all", "zero"), ("last", "zero"), ("last", "mean"), ("all", "mean"), ("last", "resample")],
+    [
+        ("all", "zero"),
+        ("last", "mean"),
+        slow("last", "zero"),
+        slow("all", "mean"),
+        slow("last", "resample"),
+    ],
 )
 def test_removed_prompt_by_prompt(gpt2, gpt2_batch, ablation, positions, mode):
     """Each prompt alone, under ablate_heads; accuracies counted by hand."""

@@ -305,7 +305,7 @@ RESUMED = {
         model, prompts[:12], prompts[12:], ["L2H1"], n_edges=2, n_random=3, run=run
     ),
 }
-QUICKLY_RESUMED = ("locate, exchange", "mean_score_parts", "task_check")
+QUICKLY_RESUMED = ("mean_score_parts", "task_check")
 
 
 @pytest.mark.parametrize(

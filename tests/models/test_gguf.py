@@ -10,7 +10,7 @@ import faults
 import gguf_files
 import pytest
 import torch
-from cases import slow
+from cases import slow, slow_except
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
@@ -78,7 +78,10 @@ def test_a_file_gives_the_numbers_of_its_model(name, tmp_path):
     assert (logits_of_files[1] - original).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("quantization", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "F16", "BF16", "F32"])
+QUANTIZATIONS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "F16", "BF16", "F32"]
+
+
+@pytest.mark.parametrize("quantization", slow_except(["Q4_1", "Q5_0", "BF16"], QUANTIZATIONS))
 def test_every_quantization_gives_its_dequantized_weights(quantization, tmp_path):
     original = gguf_files.write("llama", tmp_path / "x.gguf", quantization)
     model = il.load_model(str(tmp_path / "x.gguf"), device="cpu")

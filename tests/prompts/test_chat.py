@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from cases import slow, slow_except
 from small_tokenizers import model_of, tokenizer_of
 
 import icl_lens as il
@@ -62,10 +63,10 @@ def messages(prompt, text="{text}", label="{label}", system=None):
     ("template", "options"),
     [(chat_format, {}) for chat_format in (CHATML, HEADERS, NO_SYSTEM, INSTRUCTIONS)]
     + [
-        (chat_format, {"text": "Text: {text}\nLabel?"})
+        slow(chat_format, {"text": "Text: {text}\nLabel?"})
         for chat_format in (CHATML, HEADERS, NO_SYSTEM, INSTRUCTIONS)
     ]
-    + [(chat_format, {"system": "You label texts."}) for chat_format in (CHATML, HEADERS)],
+    + [(CHATML, {"system": "You label texts."}), slow(HEADERS, {"system": "You label texts."})],
 )
 def test_tokens_are_those_of_the_tokenizers_own_template(template, options):
     model = chatting(template)
@@ -142,7 +143,7 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize("case", ENDLESS)
+@pytest.mark.parametrize("case", slow_except(["text", "recursion", "one operation"], ENDLESS))
 def test_templates_that_do_not_end_are_stopped(case, monkeypatch):
     template, message = ENDLESS[case]
     monkeypatch.setattr(chat_template, "SECONDS", 1)

@@ -6,6 +6,7 @@ from functools import cache
 
 import against_hf
 import pytest
+from cases import slow
 from family_tables import PROCESSED_EXACT, SOFT_CAPPED
 from shared import PROMPTS
 from tolerance import assert_close
@@ -35,7 +36,7 @@ def run(family_folder, family_run):
 
 
 @pytest.mark.parametrize("name", PROCESSED_EXACT)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["processed", slow("unprocessed")])
 def test_increases_agree_with_hugging_face(run, name, mode):
     """Those of layers and neurons as on raw weights; heads and subheads lose the constant part of
     processed values.
