@@ -6,15 +6,18 @@ nowhere else?
 2. Every script runs on each of them, with three seeds. As many heads are located as were planted to
    write labels.
 3. `EXPECTED` says in which models each measure must be above its control, and where another outcome
-   was explained after it had been seen. The table says what was found.
+   was explained after it had been seen. `ground-truth.csv` has every seed, `ground-truth-means.csv`
+   the means of all seeds.
+4. `ground-truth-heads.csv` says how many planted heads each method of `location.py` finds.
 
     python experiments/ground_truth.py -n 60 --out results
 
-docs/results/ground-truth.md shows the table.
+docs/results/ground-truth.md shows the tables; `publish.py collect` puts them there.
 """
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +27,9 @@ import pandas as pd
 
 sys.path.append(str(Path(__file__).parent.parent / "tests" / "support"))
 
-from planted import Kind, build
+from planted import Kind, Planted, build
+
+import icl_lens as il
 
 SEEDS = (0, 1, 2)
 NAMES = "lookup, names"
@@ -43,7 +48,10 @@ TOWERS = ("two-tower", "compare-copy")
 """Settings whose circuit has two towers."""
 WRITING = ("two-tower", "copier", "last-label", "majority")
 """Roles of heads that write labels into the answer."""
+FINDING = ("two-tower", "comparer", "copier")
+"""Roles of heads that find the answer in these settings, or write what was found."""
 THIRD = "lost without first third → "
+BY_METHOD = "log-odds lost without heads by "
 
 
 class Expected(NamedTuple):
@@ -121,30 +129,109 @@ def measured(
         table = import_module(question.replace("-", "_")).main(options)
         for expected in (row for row in EXPECTED if row.question == question):
             yield {"setting": setting, "seed": seed, **outcome(table, expected, setting)}
+        if question == "location" and setting in TOWERS:
+            yield from selected_heads(table, planted, setting, seed)
+
+
+def selected_heads(
+    table: pd.DataFrame, planted: Planted, setting: str, seed: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the roles of the heads that each method of location.py selects."""
+    role_of = {head: role for role, heads in planted.heads.items() for head in heads}
+    of_methods = table[table["measure"].str.startswith(BY_METHOD)]
+    for row in of_methods.to_dict("records"):
+        roles = [role_of.get(il.Head.parse(name), "noise") for name in row["note"].split()]
+        about = {"setting": setting, "seed": seed, "question": "location"}
+        yield about | {
+            "measure": "planted heads by " + row["measure"].removeprefix(BY_METHOD),
+            "at": row["at"],
+            "quantity": sum(role in FINDING for role in roles),
+            "unit": "heads",
+            "note": " ".join(roles),
+        }
 
 
 def outcome(table: pd.DataFrame, expected: Expected, setting: str) -> dict[str, Any]:
-    """Return a measure's numbers, and whether its interval is above zero as predicted."""
+    """Return a measure's numbers, and whether its interval is above zero, as predicted or not."""
     rows = table.query(
         "measure == @measure and ranking != 'increase'", local_dict={"measure": expected.measure}
     )
     if expected.at:
         rows = rows.query("at == @at", local_dict={"at": expected.at})
     about = {"question": expected.question, "measure": expected.measure, "at": expected.at}
-    if rows.empty:
-        return about | {
-            "note": "not measured: the script says why",
-            "as_predicted": setting not in expected.above,
-        }
+    if rows.empty or bool(rows["quantity"].isna().iloc[0]):
+        return about | {"note": "not measured: the script says why"}
     row = rows.iloc[0]
-    is_above = bool(row["low"] > 0)
     numbers = {name: row[name] for name in ("quantity", "control", "low", "high", "unit")}
-    as_predicted = is_above == (setting in expected.above) or setting in expected.explained
-    return about | numbers | {"above": is_above, "as_predicted": as_predicted}
+    is_above = bool(row["low"] > 0)
+    return about | numbers | {"above": is_above, "outcome": prediction(expected, setting, is_above)}
+
+
+def prediction(expected: Expected, setting: str, is_above: bool) -> str:
+    """Return how a measure that is above its control, or not, compares with the prediction."""
+    if is_above == (setting in expected.above):
+        return "as predicted"
+    if setting in expected.explained:
+        return "explained afterwards"
+    return "not as predicted"
+
+
+# Tables of all seeds
+
+
+def means_of_seeds(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per measure and setting: means over the seeds, and in how many the measure is
+    above its control.
+
+    The majority of the seeds decides whether it is as predicted; other outcomes have a mark.
+    """
+    rows = []
+    for expected in EXPECTED:
+        of_measure = table.query(
+            "question == @question and measure == @measure and at == @at",
+            local_dict=expected._asdict(),
+        )
+        measured = of_measure.dropna(subset="quantity")
+        for setting, seeds in measured.groupby("setting", sort=False):
+            n_above = int(seeds["above"].sum())
+            comparison = prediction(expected, str(setting), n_above > len(seeds) / 2)
+            mark = "" if comparison == "as predicted" else " ⚠"
+            rows.append(
+                {
+                    "question": expected.question,
+                    "measure": expected.measure + (f", {expected.at}" if expected.at else ""),
+                    "setting": setting,
+                    "quantity": seeds["quantity"].mean(),
+                    "control": seeds["control"].mean(),
+                    "unit": seeds["unit"].iloc[0],
+                    "above": f"{n_above}/{len(seeds)}{mark}",
+                    "outcome": comparison,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def heads_by_method(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per method of location.py: how many of the heads that it selects, in all seeds,
+    were planted to find the answer, and what the others are.
+    """
+    rows = []
+    for measure, of_method in table[table["unit"] == "heads"].groupby("measure", sort=False):
+        row = {"method": str(measure).removeprefix("planted heads by ")}
+        row["passes"] = of_method["at"].iloc[0]
+        for setting, seeds in of_method.groupby("setting", sort=False):
+            roles = Counter(" ".join(seeds["note"]).split())
+            n_finding = sum(roles[role] for role in FINDING)
+            other_roles = [
+                f"{count} {role}" for role, count in sorted(roles.items()) if role not in FINDING
+            ]
+            row[str(setting)] = ", ".join([f"{n_finding} of {roles.total()}", *other_roles])
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def main(arguments: list[str] | None = None) -> pd.DataFrame:
-    """Run the scripts on planted models, and write one table."""
+    """Run the scripts on planted models, and write the tables."""
     parser = argparse.ArgumentParser(description="The scripts on models whose circuit is known.")
     parser.add_argument("-n", type=int, default=60, help="prompts of each half")
     parser.add_argument("--settings", nargs="*", default=list(SETTINGS), choices=list(SETTINGS))
@@ -159,12 +246,15 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
         for seed in options.seeds:
             rows += measured(setting, seed, options.questions, options.n, options.out)
             table = pd.DataFrame(rows)
-            table.to_csv(
-                options.out / "ground-truth.csv",
-                index=False,
-                float_format="%.6g",
-                lineterminator="\n",
-            )
+            means, heads = means_of_seeds(table), heads_by_method(table)
+            for name, part in (("", table), ("-means", means), ("-heads", heads)):
+                part.to_csv(
+                    options.out / f"ground-truth{name}.csv",
+                    index=False,
+                    float_format="%.6g",
+                    lineterminator="\n",
+                )
+    print(means["outcome"].value_counts().to_string())
     return table
 
 

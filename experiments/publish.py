@@ -10,6 +10,7 @@ replaces the rows of the studies that were computed and keeps all others.
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -233,6 +234,12 @@ def collect_claims(out: Path, docs: Path = DOCS) -> None:
     settings_path.write_text(text, encoding="utf-8")
 
 
+def collect_ground_truth(out: Path, docs: Path = DOCS) -> None:
+    """Copy the tables of `ground_truth.py`, where it has run."""
+    for file in sorted(out.glob("ground-truth*.csv")):
+        shutil.copyfile(file, docs / "data" / file.name)
+
+
 def kind_of_prompts(measure: str, task: str) -> str:
     """Return "random tokens", "pairs" or "classes": what a measure of a claim was taken on."""
     if measure.startswith(OF_RANDOM_TOKENS):
@@ -318,6 +325,7 @@ def main() -> None:
         collect(options.out, [question for question in questions if question != "claims"])
         if "claims" in questions:
             collect_claims(options.out)
+        collect_ground_truth(options.out)
         return
     sources = dict(text.split("=", 1) for text in options.source)
     for question in questions:

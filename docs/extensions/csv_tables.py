@@ -35,7 +35,7 @@ def table(path: Path, options: Mapping[str, str]) -> Lines:
     if "lines" in options:
         return verdicts(rows, split(options["lines"]), options["across"])
     if "across" in options:
-        return across(rows, options["across"])
+        return across(rows, options["across"], options.get("after"))
     columns = split(options["columns"])
     lines = [split(options.get("names", options["columns"]))]
     for row in rows.to_dict("records"):
@@ -45,7 +45,7 @@ def table(path: Path, options: Mapping[str, str]) -> Lines:
 
 def cell(row: Mapping[str, Any], column: str) -> str:
     """Return one cell; "difference" has its interval in brackets."""
-    unit = str(row["unit"])
+    unit = str(row.get("unit", ""))
     if column != "difference":
         value = row[column]
         return number(float(value), unit) if column in ("quantity", "control", "low", "high") else str(value)
@@ -53,15 +53,19 @@ def cell(row: Mapping[str, Any], column: str) -> str:
     return f"{number(row['quantity'] - row['control'], unit)} [{low}, {high}]" if low else ""
 
 
-def across(rows: pd.DataFrame, names: str) -> Lines:
-    """Return one line per measure, and one column per value of the columns `names`."""
+def across(rows: pd.DataFrame, names: str, after: str | None = None) -> Lines:
+    """Return one line per measure, and one column per value of the columns `names`; in each cell, the text of the
+    column `after` follows."""
     groups = list(rows.groupby(split(names), sort=False))
     lines = [["", *(", ".join(map(str, values)) for values, _ in groups)]]
     for measure in rows["measure"].unique():
         line = [measure]
         for _, group in groups:
             of_measure = group[group["measure"] == measure].to_dict("records")
-            texts = [f"{cell(row, 'quantity')} ({cell(row, 'control')})" for row in of_measure]
+            texts = []
+            for row in of_measure:
+                text = f"{cell(row, 'quantity')} ({cell(row, 'control')})"
+                texts.append(f"{text} {row[after]}" if after else text)
             line.append(", ".join(texts))
         lines.append(line)
     return lines

@@ -8,8 +8,8 @@
 
 `:rows:` is an expression of `pandas.DataFrame.query`. `:columns:` are those of the file, and "difference": quantity −
 control with its interval. With `:across: task`, there is one line per measure and a column for each of the values of
-`:across:`, which have the quantity and, in parentheses, the control. With `:lines: script, claim` as well, the file's
-rows are claims: a line per claim, and whether it holds.
+`:across:`, which have the quantity and, in parentheses, the control; the text of the column `:after:` follows. With
+`:lines: script, claim` as well, the file's rows are claims: a line per claim, and whether it holds.
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ class ResultsTable(CSVTable):
 
     required_arguments = 1
     option_spec: ClassVar[dict[str, Any]] = dict.fromkeys(
-        ("rows", "columns", "names", "across", "lines"), directives.unchanged
+        ("rows", "columns", "names", "across", "after", "lines"), directives.unchanged
     )
     has_content = False
 

@@ -204,8 +204,63 @@ def test_planted_towers_are_seen_and_copying_the_last_label_is_not(setting, tmp_
         ["-n", "24", "--settings", setting, "--seeds", "0", *questions, "--out", str(tmp_path)]
     )
     assert len(table) == 7
-    assert table["as_predicted"].all(), table.to_string()
+    assert "not as predicted" not in set(table["outcome"]), table.to_string()
     assert table["above"].any() == (setting == "two-tower")
+
+
+@pytest.mark.parametrize(
+    ("setting", "n_above", "above", "outcome"),
+    [
+        ("two-tower", 3, "3/3", "as predicted"),
+        ("two-tower", 2, "2/3", "as predicted"),
+        ("two-tower", 1, "1/3 ⚠", "not as predicted"),
+        ("last-label", 1, "1/3", "as predicted"),
+        ("last-label", 2, "2/3 ⚠", "not as predicted"),
+        ("lookup", 2, "2/3 ⚠", "explained afterwards"),
+    ],
+)
+def test_the_majority_of_seeds_decides_whether_a_measure_is_as_predicted(
+    setting, n_above, above, outcome
+):
+    rows = []
+    for seed in range(3):
+        about = {"question": "two-towers", "measure": "keys", "at": "", "unit": "nats"}
+        numbers = {"quantity": seed + 1.0, "control": 0.5, "above": seed < n_above}
+        rows.append({"setting": setting, "seed": seed, **about, **numbers})
+    (row,) = ground_truth.means_of_seeds(pd.DataFrame(rows)).to_dict("records")
+    assert (row["quantity"], row["control"]) == (2.0, 0.5)
+    assert (row["above"], row["outcome"]) == (above, outcome)
+
+
+def test_heads_of_each_method_are_counted_by_role_over_seeds():
+    rows = []
+    for seed, roles in enumerate(["two-tower two-tower decoy", "two-tower noise decoy"]):
+        rows.append(
+            {
+                "setting": "two-tower",
+                "seed": seed,
+                "measure": "planted heads by increase",
+                "at": 1,
+                "unit": "heads",
+                "note": roles,
+            }
+        )
+    (row,) = ground_truth.heads_by_method(pd.DataFrame(rows)).to_dict("records")
+    assert row == {
+        "method": "increase",
+        "passes": 1,
+        "two-tower": "3 of 6, 2 decoy, 1 noise",
+    }
+
+
+@pytest.mark.slow
+def test_contrast_finds_planted_heads_and_the_increase_decoys(tmp_path):
+    options = ["-n", "24", "--settings", "two-tower", "--seeds", "0", "--questions", "location"]
+    table = ground_truth.main([*options, "--out", str(tmp_path)])
+    heads = pd.read_csv(tmp_path / "ground-truth-heads.csv").set_index("method")["two-tower"]
+    assert heads["contrast"] == "4 of 4"
+    assert "decoy" in heads["increase"]
+    assert set(table["unit"].dropna()) == {"nats", "%", "heads"}
 
 
 CLAIMS = {
