@@ -61,7 +61,7 @@ from icl_lens.reading.repeated_tokens import (
     repeated_token_attention,
 )
 from icl_lens.reading.scored_tokens import AnswerTokens, choose_tokens
-from icl_lens.reading.similarity import label_similarity
+from icl_lens.reading.similarity import check_similarity
 from icl_lens.runs.folder import FolderError
 from icl_lens.runs.run import Run, as_run
 from icl_lens.runs.stream import Plan, plan_batches, start
@@ -387,7 +387,7 @@ class Survey:
             names += of_labels
             try:
                 longest = int(batch.last.argmax())
-                label_similarity(self.view.model, batch[[longest]], self.view.heads())
+                check_similarity(self.view, batch[[longest]])
                 has_similarity = True
                 names.append("similarity")
             except InputError as error:

@@ -155,13 +155,15 @@ def similarity_auroc(acts: Activations) -> Float[Tensor, "batch layer head"]:
     model's attention must follow from such similarities, which `label_similarity` checks.
     """
     view = acts.view
-    similarity = similarity_in(acts, view.heads(), check=False)[:, :, -1].double().cpu()
+    similarity = similarity_in(acts, view.heads(), "last", check=False)[:, :, 0].double().cpu()
     is_true, is_false = (kind.cpu() for kind in true_and_false_labels(acts.batch))
-    is_pair = (is_true[:, :, None] & is_false[:, None, :])[:, None]
-    first, second = similarity[..., :, None], similarity[..., None, :]
-    is_larger = (first > second).double() + 0.5 * (first == second).double()
-    share = (is_larger * is_pair).sum((-1, -2)) / is_pair.sum((-1, -2))
-    return share.unflatten(1, (view.n_layers, view.n_heads))
+    share_of_prompts = []
+    for of_prompt, is_answer, is_other in zip(similarity, is_true, is_false, strict=True):
+        answers, others = of_prompt[:, is_answer, None], of_prompt[:, None, is_other]
+        n_larger = (answers > others).sum((1, 2)).double()
+        n_equal = (answers == others).sum((1, 2)).double()
+        share_of_prompts.append((n_larger + 0.5 * n_equal) / (is_answer.sum() * is_other.sum()))
+    return torch.stack(share_of_prompts).unflatten(1, (view.n_layers, view.n_heads))
 
 
 def with_shuffled_labels(prompt: Prompt, seed: int) -> Prompt:

@@ -1,7 +1,7 @@
 """A head's query-key metric applied to prompts: similarity of the query to each label."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -23,6 +23,9 @@ from icl_lens.reading.qk_metric import (
     query_key_metric,
     rotation_between,
 )
+
+ComparedQueries = Literal["all", "last"]
+"""The queries where labels are predicted and at the last position, or the last one alone."""
 
 
 def label_similarity(
@@ -56,15 +59,30 @@ def label_similarity(
         "label position to read",
         "use il.query_key_metric(model, head).scores on any two inputs",
     )
+    return _similarity(view, batch, checked_heads, "all")
+
+
+def check_similarity(view: ModelView, batch: PromptBatch) -> None:
+    """Raise InputError unless the attention of all heads follows from `label_similarity` on the
+    prompts of a batch.
+    """
+    _similarity(view, batch, view.heads(), "last")  # of one query, which takes little memory
+
+
+def _similarity(
+    view: ModelView, batch: PromptBatch, heads: Sequence[Head], queries: ComparedQueries
+) -> Float[Tensor, "batch head query demo"]:
+    """Return `label_similarity`, over as many prompts at a time as fit in a pass."""
     similarity_of_passes = []
     for rows in torch.arange(len(batch)).split(rows_per_pass(view, batch)):
         with edits_of_rows(view, rows.tolist()):
-            similarity_of_passes.append(_captured_similarity(view, batch[rows], checked_heads))
+            of_pass = _captured_similarity(view, batch[rows], heads, queries)
+        similarity_of_passes.append(of_pass)
     return torch.cat(similarity_of_passes)
 
 
 def _captured_similarity(
-    view: ModelView, batch: PromptBatch, heads: Sequence[Head]
+    view: ModelView, batch: PromptBatch, heads: Sequence[Head], queries: ComparedQueries
 ) -> Float[Tensor, "batch head query demo"]:
     """Return `label_similarity` of prompts that fit in a pass; nothing else is kept of it."""
     acts = capture_with_hooks(
@@ -75,7 +93,7 @@ def _captured_similarity(
         readers=[head.layer for head in heads],
         check=False,
     )
-    return similarity_in(acts, heads)
+    return similarity_in(acts, heads, queries)
 
 
 def compared_positions(batch: PromptBatch) -> list[list[int]]:
@@ -88,20 +106,25 @@ def compared_positions(batch: PromptBatch) -> list[list[int]]:
 
 @torch.no_grad()
 def similarity_in(
-    acts: Activations, heads: Sequence[Head], *, check: bool = True
+    acts: Activations,
+    heads: Sequence[Head],
+    queries: ComparedQueries = "all",
+    *,
+    check: bool = True,
 ) -> Float[Tensor, "batch head query demo"]:
-    """Return `label_similarity` from activations that hold writers at `compared_positions`.
+    """Return `label_similarity` from activations that hold writers at `compared_positions`; with
+    "last", of the query at the last position only.
 
     `check` verifies in each head that the model's attention follows from the scores, which takes
     longer than the scores; turn it off for prompts of a kind that has been checked.
     """
     view, batch, writers = acts.view, acts.batch, acts.writers
     assert writers is not None
-    n_queries = batch.label_positions.shape[1] + 1
-    positions = torch.cat(
-        [batch.prediction_positions, batch.last[:, None], batch.label_positions], dim=1
-    )
-    rows = writers.rows_at(positions)
+    query_positions = batch.last[:, None]
+    if queries == "all":
+        query_positions = torch.cat([batch.prediction_positions, query_positions], dim=1)
+    n_queries, n_labels = query_positions.shape[1], batch.label_positions.shape[1]
+    rows = writers.rows_at(torch.cat([query_positions, batch.label_positions], dim=1))
     by_layer: dict[int, Float[Tensor, "batch head query demo"]] = {}
     for layer in sorted({head.layer for head in heads}):
         rotation = rotation_between(acts, layer, None)
@@ -111,8 +134,8 @@ def similarity_in(
                     metric = metric_with_rotation(view, head, None, rotation)
                     _check_similarity(metric, acts)
         at_positions = writers.inputs(layer)[rows.clamp(min=0)]
-        queries, keys = at_positions.split([n_queries, n_queries - 1], 1)
-        by_layer[layer] = layer_scores(view, layer, queries, keys, rotation)
+        query_inputs, key_inputs = at_positions.split([n_queries, n_labels], 1)
+        by_layer[layer] = layer_scores(view, layer, query_inputs, key_inputs, rotation)
     scores = [by_layer[head.layer][:, head.head] for head in heads]
     is_known = rows >= 0
     is_pair = is_known[:, :n_queries, None] & is_known[:, None, n_queries:]

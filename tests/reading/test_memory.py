@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import icl_lens as il
 from icl_lens.analyses.explanation import explain
 from icl_lens.analyses.explanation.compute_head_reports import head_reports
+from icl_lens.atlas.task_scores import similarity_auroc
 from icl_lens.edits.edges import writer_means
 from icl_lens.edits.head_reader import HeadReader
 from icl_lens.edits.hugging_face_cache import new_cache
@@ -32,6 +33,7 @@ from icl_lens.models.view import ModelView
 from icl_lens.reading.passes import last_log_probs
 from icl_lens.reading.recorder import Recorder
 from icl_lens.reading.repeated_tokens import repeated_sequences
+from icl_lens.reading.similarity import compared_positions, similarity_in
 from icl_lens.reading.writers import Writers
 
 N_LAYERS, N_HEADS = 10, 4
@@ -320,7 +322,7 @@ def n_living(kind):
     return sum(isinstance(item, kind) for item in gc.get_objects())
 
 
-@pytest.mark.parametrize("by", ["contrast", slow("effect"), "exchange"])
+@pytest.mark.parametrize("by", ["contrast", slow("effect"), slow("exchange")])
 def test_an_explanation_keeps_what_writers_wrote_beside_no_cache(model, monkeypatch, by):
     """Nor beside the readouts that follow; a pass that captures again replaces what was captured."""
     batch = prompts_of(model, 1, n_demonstrations=4)
@@ -372,7 +374,9 @@ def test_a_block_without_its_prompts_runs_the_whole_batch(model, monkeypatch):
         il.score(model, batch)
 
 
-@pytest.mark.parametrize("activation", ["q", "k", "v", "pattern", "z"])
+@pytest.mark.parametrize(
+    "activation", slow_except(["k", "pattern"], ["q", "k", "v", "pattern", "z"])
+)
 def test_patched_activations_of_several_passes_are_those_of_one(activation, model, monkeypatch):
     batch, source = prompts_of(model, 3, 4), prompts_of(model, 3, 4)[[2, 0, 1]]
     patch = il.Patch(HEADS, source, activation=activation, align="labels")
@@ -402,7 +406,7 @@ CAPTURES = {
 
 
 @pytest.mark.parametrize("name", CAPTURES)
-@pytest.mark.parametrize("is_edited", [False, True])
+@pytest.mark.parametrize("is_edited", [False, slow(True)])
 def test_captures_of_several_passes_are_those_of_one(name, is_edited, model, monkeypatch):
     batch = prompts_of_several_lengths(model)
     edits = [il.Ablate([HEAD])] if is_edited else []
@@ -482,10 +486,8 @@ EDGES = {
 EARLY = il.Head(1, 2)
 
 
-@pytest.mark.parametrize(
-    "name",
-    slow_except(["estimated"], EDGES),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EDGES)
 def test_edges_keep_what_the_readers_layer_reads_of_one_prompt(name, model, monkeypatch):
     """What all layers read of the prompts that run would take several times as much."""
     monkeypatch.setattr(sizes, "pass_bytes", lambda *_: 2**40)
@@ -522,6 +524,18 @@ def test_scores_of_repeated_tokens_keep_one_heads_attention_in_float64(model):
     with LiveMemory() as scored:
         il.repeated_token_scores(model, n=1, n_tokens=n_tokens)
     assert scored.peak < plain.peak + pattern_bytes
+
+
+def test_an_atlas_compares_labels_with_the_last_query_only(model):
+    """The queries of all labels, of which it uses none, take the square of the demonstrations."""
+    batch = prompts_of(model, 1, 100)
+    acts = il.capture(model, batch, writers=compared_positions(batch))
+    heads = acts.view.heads()
+    of_all = similarity_in(acts, heads)
+    with LiveMemory() as memory:
+        similarity_auroc(acts)
+    assert memory.peak < of_all.nbytes
+    assert_close(similarity_in(acts, heads, "last"), of_all[:, :, -1:])
 
 
 def _bytes_by_layer(acts):
