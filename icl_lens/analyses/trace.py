@@ -24,7 +24,7 @@ from icl_lens.analyses.trace_estimates import estimated_losses
 from icl_lens.analyses.trace_result import Trace
 from icl_lens.edits.ablate import Reference
 from icl_lens.edits.edit import Edit, Stage
-from icl_lens.edits.reference_prompts import described, reference_batches
+from icl_lens.edits.reference_prompts import reference_batches, reference_in_words
 from icl_lens.edits.score import score_sets
 from icl_lens.edits.site_hooks import check_site, site_width
 from icl_lens.edits.site_positions import ROLE_NAMES, SitePositions, aligned_places, first_changes
@@ -198,7 +198,7 @@ class Counterparts:
 
     def reference_in_words(self, batch: PromptBatch) -> str:
         """Return over which prompts means are taken; "" for donors."""
-        return described(batch, self.references) if self.references else ""
+        return reference_in_words(batch, self.references) if self.references else ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -152,7 +152,7 @@ def two_towers(
     if heads is None:
         if not 1 <= k <= len(view.heads()):
             raise InputError(f"k must be between 1 and {len(view.heads())} (heads), got {k}")
-        heads, scan = _best_heads(view, prepare(scanned), k, by, as_run(run).step("scan"))
+        heads, scan = _located_heads(view, prepare(scanned), k, by, as_run(run).step("scan"))
     distinct_heads = tuple(dict.fromkeys(view.check_heads(heads)))
     if not distinct_heads:
         raise InputError(
@@ -168,13 +168,16 @@ def two_towers(
     return replace(towers, scan=scan, n_scanned=n_scanned, by=by)
 
 
-def _best_heads(
+def _located_heads(
     view: ModelView, batch: PromptBatch, k: int, by: Score, run: Run
 ) -> tuple[list[Head], pd.DataFrame | None]:
-    """Return the k heads with the largest score, and the scan of all heads for `by="exchange"`."""
+    """Return the k heads with the largest score and, for `by="exchange"`, the table of all heads,
+    otherwise None.
+    """
     located = locate(view.model, batch, by=by, k=k, other_scores=False, run=run)
     if by != "exchange":
         return located.heads, None
+    # the score of "exchange" is what exchanging the query costs
     scan = located.to_frame().rename(columns={"head": "index", "name": "head", "score": "query"})
     return located.heads, scan.reindex(columns=list(SCAN_TABLE))
 

@@ -372,8 +372,9 @@ class HeadAtlas(Result):
         return f"Of these {len(self.heads)} heads, {len(with_kind)} {has}: {'; '.join(clauses)}."
 
     def notes_on(self, head: AnyHead) -> list[str]:
-        """Return why a head has no kind: of a head without any, the kind that it is closest to, and
-        of each head, the kinds that a head with a smaller score has.
+        """Return why a head lacks kinds, a sentence for each: if it has none at all, the kind that
+        it comes closest to; and every other kind that this head does not have, although a head with
+        a smaller score has it.
 
         Raise InputError for an unknown head.
         """

@@ -86,7 +86,7 @@ def ablate(
     testing: list[Prompt] = []
     if prompt is None:
         locating, testing = task.split_prompts(seed)
-        task.print_data(console, [*locating, *testing], tokens)
+        task.describe_data(console, [*locating, *testing], tokens)
         loaded = model.load()
         reference, batch = (tokens.tokenize(loaded, prompts) for prompts in (locating, testing))
         model.warn_of_words(console, [*locating, *testing])

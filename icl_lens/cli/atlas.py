@@ -121,7 +121,7 @@ def atlas(
             prompts, testing = task.prompts(n=task.n, seed=seed), []
             if options.judge:
                 prompts, testing = task.split_prompts(seed)
-            task.print_data(console, [*prompts, *testing], tokens)
+            task.describe_data(console, [*prompts, *testing], tokens)
             loaded = model.load(default_device=run.device)
             n_heads = len(ModelView.of(loaded).heads())
             warn_of_few_queries(

@@ -40,7 +40,7 @@ def check(
     task = replace(task, layout="random")
     prompts = task.prompts(n=n, seed=seed)  # before the model is loaded
     with folder.running() as (run, console):
-        task.print_data(console, prompts, tokens)
+        task.describe_data(console, prompts, tokens)
         loaded = model.load(default_device=run.device)
         model.warn_of_words(console, prompts)
         first = tokens.tokenize(loaded, prompts[:1])

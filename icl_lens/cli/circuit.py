@@ -98,7 +98,7 @@ def circuit(
     files.check()
     with folder.running() as (run, console):
         locating, testing = task.split_prompts(seed)
-        task.print_data(console, [*locating, *testing], tokens)
+        task.describe_data(console, [*locating, *testing], tokens)
         loaded = model.load(default_device=run.device)
         all_prompts = tokens.tokenize(loaded, [*locating, *testing])
         ranked, tested = all_prompts[: len(locating)], all_prompts[len(locating) :]

@@ -88,7 +88,7 @@ def compare(
     if not prompts:
         prompts = _parsed(a, b, answer, answer_b)
     console = PlainConsole()
-    task.print_data(console, prompts, readout)
+    task.describe_data(console, prompts, readout)
     first, second = models.both()
     models.warn_of_words(console, prompts)
     settings = readout.tokenize_arguments(first) | readout.readout_arguments()

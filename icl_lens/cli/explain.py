@@ -157,7 +157,7 @@ def explain(
         return
     console = PlainConsole()
     if isinstance(explained, Prompt):
-        task.print_data(console, [explained], readout)
+        task.describe_data(console, [explained], readout)
     loaded = model.load()
     if why_options.why is not None:
         ModelView.of(loaded).check_head(why_options.why)

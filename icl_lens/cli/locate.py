@@ -115,7 +115,7 @@ def locate(
     with folder.running() as (run, console):
         locating, testing = task.split_prompts(seed)
         prompts = [*locating, *testing]
-        task.print_data(console, prompts, readout)
+        task.describe_data(console, prompts, readout)
         loaded = model.load(default_device=run.device)
         batch, held_out = (readout.tokenize(loaded, half) for half in (locating, testing))
         model.warn_of_words(console, prompts)

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from icl_lens.prompts.tasks import Task
     from icl_lens.prompts.text_task import TextTask
 
-MAX_WORDS = 8
-"""The number of label words and of unknown words that are printed."""
+MAX_LABEL_WORDS = 8
+"""The number of label words that are printed."""
+N_UNKNOWN_WORDS = 3
+"""The number of unknown words that are printed as examples."""
 HALVES_SENTENCE = "Queries are from half of each class's texts, demonstrations from the other half."
 
 
@@ -30,15 +32,16 @@ def data_sentences(task: "Task", prompts: "Sequence[Prompt]") -> list[str]:
         return []
     sentences = []
     if not isinstance(task, WordTask):
-        sentences += row_sentences(task, prompts)
+        sentences += row_count_sentences(task, prompts)
     if any(prompt.classes for prompt in prompts):
         sentences.append(label_sentence(prompts))
     return sentences
 
 
-def row_sentences(task: "TextTask | PairTask", prompts: "Sequence[Prompt]") -> list[str]:
-    """Return how many rows of the user's file are used, and how many different queries the prompts
-    have, if some have the same.
+def row_count_sentences(task: "TextTask | PairTask", prompts: "Sequence[Prompt]") -> list[str]:
+    """Return sentences on how many rows of the user's file or folder are used and, if prompts
+    repeat queries, on how many different ones they have; for a single file of texts, also that
+    queries and demonstrations are from different halves of it.
     """
     from icl_lens.prompts.text_task import TextTask
 
@@ -53,15 +56,15 @@ def row_sentences(task: "TextTask | PairTask", prompts: "Sequence[Prompt]") -> l
     return sentences
 
 
-def separator_sentence(prompts: "Sequence[Prompt]") -> list[str]:
-    """Return that a newline separates demonstrations, because the data has texts of several words;
-    none for the usual space.
+def separator_sentence(prompts: "Sequence[Prompt]") -> str | None:
+    """Return the sentence that a newline separates demonstrations, because the data has texts of
+    several words; None for the usual space.
     """
     from icl_lens.prompts.prompt import NEWLINE
 
     if all(prompt.separator != NEWLINE for prompt in prompts):
-        return []
-    return ["Demonstrations are separated by a newline; --separator ' ' for a space."]
+        return None
+    return "Demonstrations are separated by a newline; --separator ' ' for a space."
 
 
 def label_sentence(prompts: "Sequence[Prompt]") -> str:
@@ -79,20 +82,22 @@ def label_sentence(prompts: "Sequence[Prompt]") -> str:
         for label, class_name in (prompt.classes or {}).items():
             classes_of.setdefault(label, set()).add(class_name)
     labels = in_order(classes_of)
-    more = f" and {len(labels) - MAX_WORDS} more" if len(labels) > MAX_WORDS else ""
-    words = quoted_list(labels[:MAX_WORDS]) + more
+    more = f" and {len(labels) - MAX_LABEL_WORDS} more" if len(labels) > MAX_LABEL_WORDS else ""
+    words = quoted_list(labels[:MAX_LABEL_WORDS]) + more
     if any(len(classes) > 1 for classes in classes_of.values()):
         return f"Label words: {words}. They change classes from prompt to prompt."
     if all(classes == {label} for label, classes in classes_of.items()):
         return f"Label words: {words}, the names of the classes."
     pairs = [
-        f"{label!r} for class {next(iter(classes_of[label]))!r}" for label in labels[:MAX_WORDS]
+        f"{label!r} for class {next(iter(classes_of[label]))!r}"
+        for label in labels[:MAX_LABEL_WORDS]
     ]
     return f"Label words: {', '.join(pairs)}{more}."
 
 
 def unknown_words_warning(model: str, prompts: "Sequence[Prompt]") -> str | None:
-    """Return the sentence that a bundled model does not know the prompts' words; None if it does.
+    """Return the sentence that a bundled model does not know some of the prompts' words; None if
+    it knows all, and for any other model.
 
     `model` is the name by which the model was loaded. The bundled models know the words of their
     training alone.
@@ -116,6 +121,6 @@ def unknown_words_warning(model: str, prompts: "Sequence[Prompt]") -> str | None
     return (
         f"{model} knows only the words that it was trained on. {len(unknown):,} of the "
         f"{len(words):,} different words of these prompts are others, such as "
-        f"{quoted_list(unknown[:3])}, so what it does with them means nothing; choose a language "
+        f"{quoted_list(unknown[:N_UNKNOWN_WORDS])}, so what it does with them means nothing; choose a language "
         "model with --model."
     )

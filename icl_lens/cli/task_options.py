@@ -121,28 +121,31 @@ class TaskOptions:
         seed: int,
         device: Any = None,
     ) -> "tuple[Any, PromptBatch]":
-        """Load the model, on `device` unless the user selects one; tokenize the prompts, and print
-        the first.
+        """Load the model, on `device` unless the user selects one, and tokenize the prompts; print
+        what there is to say about the user's data and words, and the first prompt.
         """
         prompts = self.prompts(n=n, seed=seed)
-        self.print_data(console, prompts, tokens)
+        self.describe_data(console, prompts, tokens)
         loaded = model.load(default_device=device)
         batch = tokens.tokenize(loaded, prompts)
         model.warn_of_words(console, prompts)
         console.print(preview(batch))
         return loaded, batch
 
-    def print_data(
+    def describe_data(
         self, console: Console, prompts: "Sequence[Prompt]", tokens: TokenOptions
     ) -> None:
-        """Print what is used of the user's file, and the separator that its texts call for."""
+        """Print which rows and label words of the user's file are used, and that a newline
+        separates demonstrations, unless the user chose a separator or a chat.
+        """
         from icl_lens.cli.own_data import data_sentences, separator_sentence
 
         if self.name is None:
             return
         sentences = data_sentences(self.find_task(), prompts)
         if tokens.separator is None and not tokens.chat:
-            sentences += separator_sentence(prompts)
+            sentence = separator_sentence(prompts)
+            sentences += [] if sentence is None else [sentence]
         for sentence in sentences:
             console.print(sentence, soft_wrap=True)
 

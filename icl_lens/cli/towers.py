@@ -86,7 +86,7 @@ def towers(
     files.check()
     console = PlainConsole()
     scanned, tested = task.split_prompts(seed)
-    task.print_data(console, [*scanned, *tested], tokens)
+    task.describe_data(console, [*scanned, *tested], tokens)
     loaded = model.load()
     console.print(preview(tokens.tokenize(loaded, tested[:1]), n=len(tested)))
     model.warn_of_words(console, [*scanned, *tested])

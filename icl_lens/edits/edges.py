@@ -341,7 +341,10 @@ def removal_masks(
 
 
 def check_edge(view: ModelView, edge: Edge) -> None:
-    """Raise InputError for an edge that the model does not have."""
+    """Raise InputError unless the model has the edge's reader and writer, the writer writes before
+    the reader reads, and part and roles fit both. The edges of a chain are checked one by one when
+    the chain is.
+    """
     check_choice("part", edge.part, EDGE_PARTS)
     for name in ("role", "reader_at"):
         check_choice(name, getattr(edge, name), (*ROLES, "label"))
@@ -354,10 +357,10 @@ def check_edge(view: ModelView, edge: Edge) -> None:
             f"{reader} reads, got {short_repr(writer_text(edge.writer))}"
         )
     if chain:
-        written_at = chain[0].reader_at
-        if set(indices_in_roles(edge.role)).isdisjoint(indices_in_roles(written_at)):
+        chain_role = chain[0].reader_at
+        if set(indices_in_roles(edge.role)).isdisjoint(indices_in_roles(chain_role)):
             raise InputError(
-                f"role must be {written_at!r} like reader_at of the writer, got {edge.role!r} in "
+                f"role must be {chain_role!r} like reader_at of the writer, got {edge.role!r} in "
                 f"'{edge}'"
             )
     if edge.part in OWN_TOKENS and edge.role != edge.reader_at:

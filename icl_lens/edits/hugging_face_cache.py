@@ -40,8 +40,10 @@ def holds_all_layers(cache: Any, n_layers: int, batch: PromptBatch) -> bool:
     return all(shape == tuple(batch.tokens.shape) for shape in shapes)
 
 
-def raise_out_of_memory(error: Exception) -> None:
-    """Raise errors of memory, which do not mean that a model takes no cache."""
+def reraise_if_out_of_memory(error: Exception) -> None:
+    """Raise `error` again if memory ran out, which does not mean that the model takes no cache;
+    otherwise do nothing.
+    """
     if isinstance(error, torch.OutOfMemoryError):
         raise error
 
@@ -55,7 +57,9 @@ class GatheredLayer(DynamicLayer):
         source: Int[Tensor, "row 2"],
         positions: Int[Tensor, "row key"],
     ) -> None:
-        """`layers` are this layer of prompts' caches, `source` each row's cache and row there."""
+        """`layers` are this layer of prompts' caches, `source` each row's cache and row there, and
+        `positions` the tokens of that row that the new row begins with.
+        """
         super().__init__()
         self.layers, self.source, self.positions = layers, source, positions
         self.is_initialized = True
@@ -64,22 +68,28 @@ class GatheredLayer(DynamicLayer):
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Return the keys and values that the rows begin with, followed by those of the pass."""
-        return self._joined("keys", key_states), self._joined("values", value_states)
+        keys = self._with_earlier_tokens("keys", key_states)
+        return keys, self._with_earlier_tokens("values", value_states)
 
     def get_seq_length(self) -> int:
         """Return the largest number of tokens that a row begins with."""
         return self.positions.shape[1]
 
-    def _joined(self, name: str, new: Tensor) -> Tensor:
-        width = self.get_seq_length()
-        joined = new.new_empty(*new.shape[:2], width + new.shape[2], new.shape[3])
-        joined[:, :, width:] = new
-        for number in self.source[:, 0].unique().tolist():
-            rows = (self.source[:, 0] == number).nonzero()[:, 0]
-            stored = getattr(self.layers[number], name)
-            prompts, positions = self.source[rows, 1, None], self.positions[rows]
-            gathered = stored[prompts.to(new.device), :, positions.to(new.device)]
-            joined[rows.to(new.device), :, :width] = gathered.transpose(1, 2)
+    def _with_earlier_tokens(self, name: str, new: Tensor) -> Tensor:
+        """Return the keys or values (`name`) of the tokens that each row begins with, and then
+        `new`, those of the pass.
+
+        Rows that begin with fewer tokens have others in front, which the mask hides.
+        """
+        n_earlier = self.get_seq_length()
+        joined = new.new_empty(*new.shape[:2], n_earlier + new.shape[2], new.shape[3])
+        joined[:, :, n_earlier:] = new
+        for cache_number in self.source[:, 0].unique().tolist():
+            rows = (self.source[:, 0] == cache_number).nonzero()[:, 0]
+            stored = getattr(self.layers[cache_number], name)
+            rows_in_cache, positions = self.source[rows, 1, None], self.positions[rows]
+            gathered = stored[rows_in_cache.to(new.device), :, positions.to(new.device)]
+            joined[rows.to(new.device), :, :n_earlier] = gathered.transpose(1, 2)  # to row head key
         return joined
 
 
@@ -97,6 +107,6 @@ def gathered_cache(
     cache: Any = DynamicCache()
     cache.layers = []
     for layer in range(n_layers):
-        layer_of_caches = [prompts.layers[layer] for prompts in caches]
+        layer_of_caches = [filled.layers[layer] for filled in caches]
         cache.layers.append(GatheredLayer(layer_of_caches, source, positions))
     return cache

@@ -21,7 +21,7 @@ from icl_lens.edits.hugging_face_cache import (
     gathered_cache,
     holds_all_layers,
     new_cache,
-    raise_out_of_memory,
+    reraise_if_out_of_memory,
 )
 from icl_lens.edits.interchange import DonorRecording, LayerTensors
 from icl_lens.edits.one_token_rows.layer_attention import per_kv_head
@@ -110,7 +110,7 @@ class Prefixes:
                 prefix_cache = PrefixCache.of(view, batch, tokens=batch.label_tokens, past=cache)
                 prefixes.add(batch, cache)
             except (PrefixCacheUnsupported, InputError, *CACHE_ERRORS) as error:
-                raise_out_of_memory(error)
+                reraise_if_out_of_memory(error)
         prefixes.is_usable &= prefix_cache is not None
         return replace(prefixes, prefix_cache=prefix_cache if prefixes.is_usable else None)
 
@@ -232,7 +232,7 @@ def _record_pass(
         try:
             recording = run(rows, Pasts(cache, [0] * len(rows)))
         except CACHE_ERRORS as error:
-            raise_out_of_memory(error)
+            reraise_if_out_of_memory(error)
             return None
         prefixes.add(batch[rows], cache)
         return recording
@@ -390,7 +390,7 @@ def _recording_or_none(
     try:
         recording = run(rows, pasts)
     except CACHE_ERRORS as error:
-        raise_out_of_memory(error)
+        reraise_if_out_of_memory(error)
         return None
     if prefixes.is_tested:
         return recording

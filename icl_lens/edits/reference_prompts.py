@@ -120,8 +120,10 @@ few by chance.
 
 
 def warn_of_same_pairs(batch: PromptBatch, reference: Batches, *, stacklevel: int = 3) -> None:
-    """Warn if every batch of the reference shows the same pairs as the prompts that are scored."""
-    if keeps_the_task(batch, reference):
+    """Warn if every batch of the reference shows some of the pairs of the prompts that are scored,
+    and so is likely of the same task. `stacklevel` leads from here to the user's call.
+    """
+    if is_of_same_pairs(batch, reference):
         warn(
             SamePairsWarning(
                 "reference must contain other tasks to take away what heads do for this one, got "
@@ -132,9 +134,9 @@ def warn_of_same_pairs(batch: PromptBatch, reference: Batches, *, stacklevel: in
         )
 
 
-def keeps_the_task(batch: PromptBatch, reference: Batches) -> bool:
-    """Return whether the prompts show pairs, and every batch of the reference shows some of the
-    same.
+def is_of_same_pairs(batch: PromptBatch, reference: Batches) -> bool:
+    """Return whether the prompts show pairs, and every batch of the reference shows at least
+    `MIN_SHARED` of them.
     """
     pairs = _pairs(batch)
     n_texts = len({text for text, _ in pairs})
@@ -147,16 +149,16 @@ def keeps_the_task(batch: PromptBatch, reference: Batches) -> bool:
     return True
 
 
-def described(batch: PromptBatch, reference: Batches) -> str:
+def reference_in_words(batch: PromptBatch, reference: Batches) -> str:
     """Return in words which prompts a reference has: "16 prompts in 2 batches", "8 prompts of the
-    same pairs".
+    same task, which keeps what heads do in all of them".
     """
     batches = reference_batches(reference)
     n_prompts = sum(map(len, batches))
     text = f"{n_prompts} prompt{'s' * (n_prompts != 1)}"
     if len(batches) > 1:
         text += f" in {len(batches)} batches"
-    if keeps_the_task(batch, reference):
+    if is_of_same_pairs(batch, reference):
         text += " of the same task, which keeps what heads do in all of them"
     return text
 

@@ -35,7 +35,7 @@ from icl_lens.edits.hugging_face_cache import (
     gathered_cache,
     holds_all_layers,
     new_cache,
-    raise_out_of_memory,
+    reraise_if_out_of_memory,
 )
 from icl_lens.edits.read import Read
 from icl_lens.edits.site_hooks import SiteWriter
@@ -54,13 +54,15 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.reading.layer_inputs import LayerInputs
 from icl_lens.reading.passes import last_log_probs
 
-MIN_SKIPPED = 0.25
-"""Least share of a prompt's tokens before the first that changes for which a pass begins there."""
 Pair = tuple[int, int]
 """A set and a prompt."""
-MAX_SKIPPED = 64
-"""Unchanged tokens that a pass runs before its rows' first changed ones; above it, at most a
-quarter of its tokens.
+MIN_SKIPPED = 0.25
+"""A pass skips the tokens before a prompt's first changed one if they are at least this share of
+the prompt.
+"""
+MAX_UNCHANGED = 64
+"""The most unchanged tokens, in all rows together, that a pass runs before its rows' first changed
+ones; or a quarter of its tokens, if that is more.
 """
 
 
@@ -93,7 +95,7 @@ def score_restarted(
         try:
             scores = piece.scores(firsts[:, prompts], pass_tokens, advance)
         except (LaterStartUnsupported, *CACHE_ERRORS) as error:
-            raise_out_of_memory(error)
+            reraise_if_out_of_memory(error)
             if not bool(firsts.any()):
                 raise
             firsts = torch.zeros_like(firsts)
@@ -142,7 +144,7 @@ class PromptPiece:
         scores = clean[:, None].repeat(1, len(self.sets), *[1] * (clean.ndim - 1))
         is_unchanged = firsts > batch.last.cpu()
         advance(int(is_unchanged.sum()))
-        for first, pairs in passes(view, self.start_layers, batch, firsts, pass_tokens):
+        for first, pairs in planned_passes(view, self.start_layers, batch, firsts, pass_tokens):
             numbers, rows = map(list, zip(*pairs, strict=True))
             if first:  # an unedited row of the longest prompt
                 numbers.append(len(self.sets))
@@ -257,29 +259,32 @@ def _hooks(
             yield from writer.hooks(view, layer, stages)
 
 
-def passes(
+def planned_passes(
     view: ModelView,
     start_layers: Sequence[int],
     batch: PromptBatch,
     firsts: Int[Tensor, "set prompt"],
     pass_tokens: int,
 ) -> Iterator[tuple[int, list[Pair]]]:
-    """Yield the first token and the (set, prompt) pairs of each pass, by the set's first layer and
-    the pair's first token; skip empty sets, and pairs of which no token changes.
+    """Yield, for each pass to run, the position at which it begins, and its (set, prompt) pairs.
+
+    Pairs are sorted by the first layer and the first position that change, and share a pass while
+    there is room, of at most `pass_tokens` tokens. Sets without edits, and pairs of which no token
+    changes, have no pass. Under hooks, each set has a pass over all tokens of all prompts.
     """
-    sets = [number for number, layer in enumerate(start_layers) if layer < view.n_layers]
+    set_numbers = [number for number, layer in enumerate(start_layers) if layer < view.n_layers]
     if view.has_hooks:
-        for number in sets:
+        for number in set_numbers:
             yield 0, [(number, row) for row in range(len(batch))]
         return
-    last, first_of_set = batch.last.tolist(), firsts.tolist()
-    pairs: list[tuple[int, int, Pair]] = []
-    for number in sets:
-        for row, first in enumerate(first_of_set[number]):
+    last, firsts_of_sets = batch.last.tolist(), firsts.tolist()
+    starts: list[tuple[int, int, Pair]] = []
+    for number in set_numbers:
+        for row, first in enumerate(firsts_of_sets[number]):
             if first <= last[row]:
-                pairs.append((start_layers[number], first, (number, row)))
+                starts.append((start_layers[number], first, (number, row)))
     group = PassRows(view, pass_tokens)
-    for layer, first, (number, row) in sorted(pairs, key=lambda pair: pair[:2]):
+    for layer, first, (number, row) in sorted(starts, key=lambda start: start[:2]):
         if not group.has_room(layer, first, last[row] + 1):
             yield group.first, group.pairs
             group = PassRows(view, pass_tokens)
@@ -294,6 +299,7 @@ class PassRows:
 
     view: ModelView
     pass_tokens: int
+    """The most tokens that the pass may run."""
     pairs: list[Pair] = field(default_factory=list)
     layer: int = 0
     """The first layer of the first row."""
@@ -322,10 +328,10 @@ class PassRows:
         sum_of_firsts = self.sum_of_firsts + first
         first, end = min(self.first, first), max(self.end, end)
         n_tokens = n_rows * (end - first)
-        n_skipped = sum_of_firsts - n_rows * first
+        n_unchanged = sum_of_firsts - n_rows * first
         return (
             n_tokens <= self.pass_tokens
             and n_rows * pass_bytes(self.view, end - first, end) <= RESTART_BYTES
             and n_rows * 4 * self.view.model.W_U.shape[1] <= LOGIT_BYTES
-            and n_skipped <= max(MAX_SKIPPED, n_tokens // 4)
+            and n_unchanged <= max(MAX_UNCHANGED, n_tokens // 4)
         )

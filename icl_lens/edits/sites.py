@@ -494,13 +494,16 @@ class SiteReading:
 def record_sites(
     view: ModelView, source: PromptBatch, readings: Sequence[SiteReading]
 ) -> list[dict[int, Float[Tensor, "n width"]]]:
-    """Run prompts and return, for each reading, layer -> its values at places."""
+    """Run prompts and return, for each reading, a dict from layer to what the site has there, with
+    a row for each place: what it has at the place's source position.
+    """
     recorded: list[dict[int, Tensor]] = [{} for _ in readings]
 
     def keep(number: int, layer: int, entries: Tensor, values: Tensor) -> None:
         if layer not in recorded[number]:
-            n_places = len(readings[number].places.prompt)
+            n_places = len(readings[number].places.source_prompt)
             recorded[number][layer] = values.new_empty(n_places, values.shape[-1])
+        # these places are in the prompts of one piece of the run; others fill in the rest
         recorded[number][layer][entries.to(values.device)] = values
 
     read_sites(view, source, readings, keep)

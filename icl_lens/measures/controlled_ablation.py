@@ -22,7 +22,7 @@ from icl_lens.defaults import N_RANDOM_SETS_PER_GROUP
 from icl_lens.digest import weights_digest
 from icl_lens.edits.ablate import Ablate, Mode, Reference
 from icl_lens.edits.edit import Positions
-from icl_lens.edits.reference_prompts import described, warn_of_same_pairs
+from icl_lens.edits.reference_prompts import reference_in_words, warn_of_same_pairs
 from icl_lens.errors import InputError, check_at_least, check_integers
 from icl_lens.measures.answer_scores import AnswerScores, score_answers
 from icl_lens.measures.controlled_ablation_result import (
@@ -119,7 +119,9 @@ def ablate_with_controls(
         positions=positions,
         edits=active_edits(view),
         mode=mode,
-        reference="" if ablation.reference is None else described(batch, ablation.reference),
+        reference=""
+        if ablation.reference is None
+        else reference_in_words(batch, ablation.reference),
     )
 
 

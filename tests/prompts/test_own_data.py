@@ -138,7 +138,7 @@ def test_prompts_made_from_others_keep_their_separator(tmp_path):
 def test_commands_say_which_separator_own_texts_get(tmp_path, tokens, is_said):
     path = write(tmp_path / "places.csv", SENTENCES)
     console = PlainConsole(record=True, file=io.StringIO())
-    TaskOptions(path=path).print_data(console, il.load_task(path, n=20), TokenOptions(**tokens))
+    TaskOptions(path=path).describe_data(console, il.load_task(path, n=20), TokenOptions(**tokens))
     text = console.export_text()
     assert (
         "Demonstrations are separated by a newline; --separator ' ' for a space." in text
