@@ -105,6 +105,19 @@ def draw(table: pd.DataFrame) -> Figure:
         left.axhline(0, color="#bbbbbb", lw=0.8)
         left.set_ylabel("log-odds lost, nats", fontsize=8)
         curve = rows.query("measure == 'kept by the first edges'")
+        right.set_title("% of what all edges carry", fontsize=8)
+        if curve.empty:
+            middle = {"ha": "center", "va": "center", "fontsize": 8}
+            right.text(
+                0.5,
+                0.5,
+                "all edges carry nothing\nthat differs from zero",
+                transform=right.transAxes,
+                **middle,
+            )
+            right.set_xticks([])
+            right.set_yticks([])
+            continue
         shares = curve["at"].astype(float)
         right.plot(shares, curve["control"], "-", color="#777777", lw=1, label="random edges")
         right.plot(shares, curve["quantity"], "s-", ms=3, color=COLORS[5], label="first edges")
@@ -112,7 +125,6 @@ def draw(table: pd.DataFrame) -> Figure:
             right.axhline(level, color="#bbbbbb", lw=0.8)
         right.set_xscale("log")
         right.set_ylim(-60, 160)
-        right.set_title("% of what all edges carry", fontsize=8)
     (left, right), _, _ = rows_of_panels[-1]
     left.set_xlabel("layer that wrote (−1: embeddings)")
     right.set_xlabel("edges kept, %")

@@ -3,6 +3,7 @@ resumes.
 """
 
 import ast
+import io
 import json
 import shlex
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import ablation
+import circuit
 import ground_truth
 import numpy as np
 import pandas as pd
@@ -422,6 +424,19 @@ def test_the_published_curve_stands_at_the_numbers_of_heads_removed():
     for axes in figure.axes:
         for line in axes.lines[:2]:
             assert line.get_xdata().tolist() == list(ablation.COUNTS)
+
+
+def test_a_figure_says_that_edges_carry_nothing():
+    """Their shares are not defined then, and a logarithmic axis of none would be an error."""
+    table = publish.read(publish.DOCS / "data" / "circuit.csv").query("model == 'icl-mini'")
+    one_task = table[table["task"] == table["task"].iloc[0]]
+    figure = circuit.draw(one_task)
+    assert figure.axes[1].get_xscale() == "log"
+    assert not figure.axes[1].texts
+    figure = circuit.draw(one_task[~one_task["measure"].str.startswith(("kept", "CPR"))])
+    figure.savefig(io.BytesIO())
+    (text,) = figure.axes[1].texts
+    assert text.get_text() == "all edges carry nothing\nthat differs from zero"
 
 
 def test_numbers_on_heat_maps_differ_from_their_cells():
