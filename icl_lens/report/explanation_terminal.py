@@ -17,11 +17,7 @@ from icl_lens.analyses.explanation.sentences import (
     answer_notes,
     contrast_name,
     demonstrations_note,
-    exchange_note,
     keys_name,
-    lost_name,
-    lost_note,
-    scores_note,
     why_sentence,
 )
 from icl_lens.analyses.explanation.tables import (
@@ -163,10 +159,10 @@ def _heads(explanation: Explanation) -> RenderableType:
     """
     names = {place: key_name(explanation, place) for place in explanation.input.label_positions}
     width = sum(len(name) + 5 for name in names.values())
-    has_column_each = bool(names) and width <= ATTENTION_WIDTH
-    measured = [by for by in ("effect", "exchange") if explanation.all_heads.by(by)]
-    columns: list[str | Text] = ["head", *_contrast_column(explanation), "increase"]
-    columns += measured or [lost_name(explanation).replace(" lost", "\nlost")]
+    numbers = sections.head_columns(explanation)
+    has_column_each = bool(names) and width <= ATTENTION_WIDTH - 10 * max(0, len(numbers) - 3)
+    columns: list[str | Text] = ["head"]
+    columns += [column.name.replace(" lost", "\nlost") for column in numbers]
     left = (0,) if has_column_each else (0, len(columns))
     if has_column_each:
         for place, name in names.items():
@@ -175,29 +171,17 @@ def _heads(explanation: Explanation) -> RenderableType:
         columns.append("labels attended to most" if names else "attends most to")
     title = f"Heads by {explanation.settings.by}, nats, with attention from the last token"
     table = new_table(*columns, left=left, title=title)
-    for report in explanation.heads:
-        scores = [*report.scores.values()]
-        if not measured:
-            scores.append(explanation.lost(report.ablated))
+    for place, report in enumerate(explanation.heads):
+        values = [signed(column.values[place]) for column in numbers]
         weights = report.attention_to(explanation.input.label_ranges)
         attention = [_attention_text(weight) for weight in weights]
         if not has_column_each:
             attention = [_most_attended_text(explanation, report, list(names.values()), weights)]
-        table.add_row(str(report.head), *map(signed, scores), *attention)
-    return Group(table, *_heads_notes(explanation, has_losses=not measured))
-
-
-def _heads_notes(explanation: Explanation, *, has_losses: bool) -> list[Text]:
-    """Return notes that explain the scores of heads; `has_losses` is whether each was zeroed."""
-    notes = [scores_note(explanation)]
-    if has_losses:
-        notes.append(lost_note(explanation))
-    if explanation.all_heads.exchange:
-        notes.append(exchange_note(explanation))
-    texts = [Text(note, QUIET) for note in notes]
+        table.add_row(str(report.head), *values, *attention)
+    notes = [Text(note, QUIET) for note in sections.head_notes(explanation)]
     if explanation.scores.compared_with:
-        texts.append(Text(explanation.verdict))
-    return texts
+        notes.append(Text(explanation.verdict))
+    return Group(table, *notes)
 
 
 def _attention_text(weight: float) -> Text:

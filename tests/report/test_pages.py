@@ -27,12 +27,12 @@ from icl_lens.analyses.explanation import sections
 from icl_lens.analyses.explanation.command import command
 from icl_lens.analyses.explanation.reports import first_report
 from icl_lens.analyses.explanation.sections import SECTIONS, ExplanationSection
-from icl_lens.analyses.explanation.sentences import why_sentence
+from icl_lens.analyses.explanation.sentences import lost_name, why_sentence
 from icl_lens.analyses.explanation.tables import TableName
 from icl_lens.cli import app
 from icl_lens.cli.program import app_with_all_options
-from icl_lens.report import html, palette
-from icl_lens.report.html import explanation_page, templating
+from icl_lens.report import explanation_terminal, html, palette
+from icl_lens.report.html import explanation_page, head_contents, templating
 from icl_lens.report.html.templating import asset, circuitsvis_bundle, visible
 from icl_lens.result.number_format import joined, percent, signed
 from icl_lens.result.view import Column, Section
@@ -862,6 +862,44 @@ def test_heads_are_shown_by_the_score_that_ranks_them(paper, by):
     assert f"by='{by}'" in command(
         replace(explanation, settings=replace(explanation.settings, n_random=3))
     )
+
+
+@pytest.mark.parametrize("by", ["contrast", "increase", "effect", "exchange"])
+def test_every_number_of_the_located_heads_stands_under_its_name(paper, by):
+    """On the page, in the terminal and in Markdown; effects say what the answer loses."""
+    heads = []
+    for place, report in enumerate(paper.heads):
+        scores = {"contrast": 2.0 + place, "increase": 1.0 + place}
+        if by not in scores:
+            scores[by] = 9.0 + place
+        heads.append(replace(report, **scores))
+    explanation = ex.changed(paper, by=by, heads=tuple(heads))
+    expected = {}
+    for score in explanation.heads[0].scores:
+        expected[score] = [signed(report.scores[score]) for report in heads]
+    if by != "effect":
+        losses = [signed(explanation.lost(report.ablated)) for report in heads]
+        expected[lost_name(explanation)] = losses
+    assert by in expected
+    (table, *_) = explanation_terminal._located(explanation)[0].renderables
+    in_terminal = {}
+    for column in table.columns:
+        name = " ".join(str(column.header).split())
+        in_terminal[name] = [str(cell) for cell in column.cells]
+    for name, texts in expected.items():
+        assert in_terminal[name] == texts
+    section = sections.located_heads(explanation)
+    names = [column.name.removesuffix(", nats") for column in section.columns]
+    in_markdown = dict(zip(names, zip(*section.rows, strict=True), strict=True))
+    for name, texts in expected.items():
+        assert [signed(value) for value in in_markdown[name]] == texts
+    page_table = head_contents.located_table(explanation)
+    places = {}
+    for place, name in enumerate(page_table.columns):
+        places["".join(map(str, name)).lstrip("#").removesuffix(", nats")] = place
+    for name, texts in expected.items():
+        cells = [row[places[name]] for row in page_table.rows]
+        assert [getattr(cell, "text", cell) for cell in cells] == texts
 
 
 def test_the_caller_names_what_a_heatmap_of_a_tensor_shows():

@@ -9,17 +9,20 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from icl_lens.analyses.explanation import tables
 from icl_lens.analyses.explanation.reports import ExplanationReports
 from icl_lens.analyses.explanation.sentences import (
     contrast_name,
     demonstrations_note,
+    exchange_note,
     lost_name,
     lost_note,
     scores_note,
 )
 from icl_lens.analyses.explanation.tables import TableName, TableRow
+from icl_lens.ranking_scores import Score
 from icl_lens.result.number_format import mean_and_range, percent
 from icl_lens.result.view import Cell, Column, Label, Section
 
@@ -48,25 +51,59 @@ def probabilities(reports: ExplanationReports) -> Section:
     return Section("Probabilities", columns=columns, rows=tuple(rows))
 
 
+class HeadColumn(NamedTuple):
+    """A number of each located head."""
+
+    score: Score | None
+    """None: what the answer loses without the head."""
+    name: str
+    values: tuple[float, ...]
+    """Nats, in the order of the located heads."""
+
+
+def head_columns(reports: ExplanationReports) -> list[HeadColumn]:
+    """Return the located heads' scores and, unless their effect says it, what the answer loses
+    without each.
+
+    The page, the terminal and Markdown draw these columns.
+    """
+    columns = []
+    scores = list(reports.heads[0].scores)
+    for by in scores:
+        name = contrast_name(reports) if by == "contrast" else by
+        values = tuple(report.scores[by] for report in reports.heads)
+        columns.append(HeadColumn(by, name, values))
+    if "effect" not in scores:
+        losses = tuple(reports.lost(report.ablated) for report in reports.heads)
+        columns.append(HeadColumn(None, lost_name(reports), losses))
+    return columns
+
+
+def head_notes(reports: ExplanationReports) -> list[str]:
+    """Return what `head_columns` are."""
+    columns = head_columns(reports)
+    notes = [scores_note(reports)]
+    if any(column.score is None for column in columns):
+        notes.append(lost_note(reports))
+    if any(column.score == "exchange" for column in columns):
+        notes.append(exchange_note(reports))
+    return notes
+
+
 def located_heads(reports: ExplanationReports) -> Section:
     """Return the located heads' scores, and what the answer loses without each."""
-    scores = list(reports.heads[0].scores)
+    numbers = head_columns(reports)
     columns = [Column("head", is_number=False)]
-    columns += [Column(f"{score}, nats") for score in scores]
-    has_effects = "effect" in scores
-    if not has_effects:
-        columns.append(Column(f"{lost_name(reports)}, nats"))
+    columns += [Column(f"{column.name}, nats") for column in numbers]
     rows = []
-    for report in reports.heads:
-        row: list[Cell] = [str(report.head), *report.scores.values()]
-        if not has_effects:
-            row.append(reports.lost(report.ablated))
-        rows.append(tuple(row))
-    title = f"Heads by {reports.settings.by}"
-    notes = [f"{scores_note(reports)}."]
-    if not has_effects:
-        notes.append(f"{lost_note(reports)}.")
-    return Section(title, columns=tuple(columns), rows=tuple(rows), notes=tuple(notes))
+    for place, report in enumerate(reports.heads):
+        rows.append((str(report.head), *(column.values[place] for column in numbers)))
+    return Section(
+        f"Heads by {reports.settings.by}",
+        columns=tuple(columns),
+        rows=tuple(rows),
+        notes=tuple(note.rstrip(".") + "." for note in head_notes(reports)),
+    )
 
 
 def demonstrations(reports: ExplanationReports) -> Section | None:

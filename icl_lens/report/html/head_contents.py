@@ -11,6 +11,7 @@ import numpy as np
 
 from icl_lens.analyses.explanation.reports import HeadReport, first_report, is_noise, words_of
 from icl_lens.analyses.explanation.result import Explanation
+from icl_lens.analyses.explanation.sections import HeadColumn, head_columns
 from icl_lens.analyses.explanation.sentences import (
     exchange_note,
     keys_name,
@@ -112,36 +113,38 @@ def located_table(e: Explanation) -> PageTable:
     Attention is summed by label; for plain text, the most attended tokens are listed.
     """
     target = e.labels.index(e.target)
-    scores = list(e.heads[0].scores)
-    scales = {by: largest([report.scores[by] for report in e.heads]) for by in scores}
+    numbers = head_columns(e)
     labels = [] if e.is_plain_text else _labels_with_attention(e, target)
     rows: list[list[PageCell]] = []
-    for report in e.heads:
+    for place, report in enumerate(e.heads):
         row: list[PageCell] = [Link(str(report.head))]
-        row += [Bar.signed(report.scores[by], scales[by]) for by in scores]
+        for column in numbers:
+            if column.score is not None:
+                row.append(Bar.signed(column.values[place], largest(column.values)))
         weights = report.attention_to(e.input.label_ranges)
         row += [attention_bar(label_sum(e, weights, label), label) for label in labels]
         if e.is_plain_text:
             row.append(_most_attended_tokens(e, report))
         row.append(percent(math.exp(report.ablated[target])))
-        if "effect" not in scores:
-            row.append(signed(e.lost(report.ablated)))
+        row += [signed(column.values[place]) for column in numbers if column.score is None]
         rows.append(row)
-    return PageTable(_located_columns(e, labels), rows, "located")
+    return PageTable(_located_columns(e, numbers, labels), rows, "located")
 
 
-def _located_columns(e: Explanation, labels: Sequence[int]) -> list[PageCell]:
+def _located_columns(
+    e: Explanation, numbers: Sequence[HeadColumn], labels: Sequence[int]
+) -> list[PageCell]:
     """Return the names of the columns of the located heads; `labels` have a column each."""
     columns: list[PageCell] = ["head"]
-    for by in e.heads[0].scores:
-        name = contrast_name(e) if by == "contrast" else [by]
-        columns.append(["#", *name, ", nats"])
+    for column in numbers:
+        if column.score is not None:
+            name = contrast_name(e) if column.score == "contrast" else [column.name]
+            columns.append(["#", *name, ", nats"])
     columns += [["#to ", Chip(e.labels[label], label)] for label in labels]
     if e.is_plain_text:
         columns.append("attends most to")
     columns.append(["#p(", Chip(e.target, e.labels.index(e.target)), ") with head zeroed"])
-    if "effect" not in e.heads[0].scores:
-        columns.append(f"#{lost_name(e)}, nats")
+    columns += [f"#{column.name}, nats" for column in numbers if column.score is None]
     return columns
 
 
