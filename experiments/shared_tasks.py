@@ -1,5 +1,5 @@
-"""The tasks that `shared_heads.py` compares: other labels and classes, chat, word pairs, copying,
-IOI and induction.
+"""The tasks that `shared_heads.py` compares, and that scripts of `literature/` use: other labels and
+classes, chat, word pairs, copying, IOI and induction.
 
 Each function returns a task's prompts to locate heads on and, of most kinds, prompts with other
 queries to test them. It raises InputError if the words are not in the model's vocabulary."""

@@ -3,10 +3,10 @@ from . import results as results
 from .analyses.explanation.comparison import compare as compare
 from .analyses.explanation.explain import explain as explain
 from .analyses.model_comparison import compare_models as compare_models
-from .analyses.task_behavior import task_check as task_check
+from .analyses.task_check import task_check as task_check
 from .analyses.trace import trace as trace
 from .analyses.two_towers import two_towers as two_towers
-from .atlas.measure import head_atlas as head_atlas
+from .atlas.head_atlas import head_atlas as head_atlas
 from .atlas.published import published_heads as published_heads
 from .edits.ablate import Ablate as Ablate
 from .edits.add_vector import AddVector as AddVector

@@ -148,9 +148,9 @@ def _edges(case: Case) -> list[il.Edge]:
 
 def _blocked(case: Case) -> Any:
     n = case.batch.tokens.shape[1]
-    edges = torch.zeros(len(case.batch), n, n, dtype=torch.bool)
-    edges[:, -1, : n // 2] = True
-    return case.scored_in(il.Block(case.heads, edges))
+    blocked = torch.zeros(len(case.batch), n, n, dtype=torch.bool)
+    blocked[:, -1, : n // 2] = True
+    return case.scored_in(il.Block(case.heads, blocked))
 
 
 def _reweighted(case: Case) -> Any:

@@ -8,7 +8,7 @@ One prompt:
 Many prompts:
 
 2. `model_comparison` compares two models.
-3. `task_behavior`, and `pair_behavior` for pairs, say what a model does on a task.
+3. `task_check`, and `pair_check` for pairs, say what a model does on a task.
    `task_check_base` is what both results share. `arrangements` reorders demonstrations, so that
    each contrast of `behavior_contrasts` is zero for all behaviors but one.
 4. `two_towers` exchanges heads' queries, keys and values to test whether they work as two towers,

@@ -17,8 +17,8 @@ import icl_lens
 from icl_lens.errors import InputError
 
 if TYPE_CHECKING:
-    from icl_lens.analyses.pair_behavior import PairCheck
-    from icl_lens.analyses.task_behavior import TaskCheck
+    from icl_lens.analyses.pair_check import PairCheck
+    from icl_lens.analyses.task_check import TaskCheck
     from icl_lens.prompts.prompt import Prompt
 
     AnyCheck = TaskCheck | PairCheck

@@ -19,8 +19,8 @@ from icl_lens.files import parse_json
 
 if TYPE_CHECKING:
     from icl_lens.analyses.explanation.result import Explanation
-    from icl_lens.analyses.pair_behavior import PairCheck
-    from icl_lens.analyses.task_behavior import TaskCheck
+    from icl_lens.analyses.pair_check import PairCheck
+    from icl_lens.analyses.task_check import TaskCheck
     from icl_lens.measures.controlled_ablation_result import ControlledAblation
     from icl_lens.prompts.batch import PromptBatch
     from icl_lens.prompts.class_labels import Labels
@@ -167,7 +167,7 @@ class TaskOptions:
         these are too few, print how to check instead. Without a task or with --no-check, print
         nothing. Then return None.
         """
-        from icl_lens.analyses.task_behavior import MIN_PROMPTS, N_PROMPTS
+        from icl_lens.analyses.task_check import MIN_PROMPTS, N_PROMPTS
 
         if self.name is None or not self.check:
             return None
@@ -237,7 +237,7 @@ class TaskOptions:
         takes long is announced with its duration, on standard error; `is_asked_for` if it is all
         that a command does.
         """
-        from icl_lens.analyses.task_behavior import task_check
+        from icl_lens.analyses.task_check import task_check
         from icl_lens.cli.stored_checks import check_digest, store_check, stored_check
         from icl_lens.runs.run import Run
 

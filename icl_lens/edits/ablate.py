@@ -125,6 +125,8 @@ class Ablate(Edit):
 
     @property
     def description(self) -> str:
+        if self.mode == "zero" and isinstance(self.strength, float) and self.strength != 1:
+            return f"scaled by {1 - self.strength:g}{self._where}"
         ablated = {
             "zero": "zeroed",
             "mean": "set to their mean",

@@ -166,39 +166,39 @@ class RemovePosition(Edit):
 
 @dataclass(frozen=True, eq=False)
 class Block(Edit):
-    """Attention of heads without the `edges` that are True, renormalized over the other keys
-    (attention knockout).
+    """Attention of heads to keys that are not `blocked`, renormalized over these (attention
+    knockout).
 
-    `edges` [batch query key]: an edge is here a pair of a query and a key position. A query with
-    all edges blocked attends nowhere. If `edges` has batch size 1, it applies to every row of a
-    pass. Raise InputError for an unknown head, passes of another shape, and families whose
+    `blocked` [batch query key] is True for the pairs of a query and a key position without
+    attention. A query with all keys blocked attends nowhere. If `blocked` has batch size 1, it
+    applies to every row of a pass. Raise InputError for an unknown head, passes of another shape, and families whose
     attention cannot be recomputed.
 
     Example:
         >>> n_tokens = batch.tokens.shape[1]
-        >>> edges = batch.attention_mask.new_zeros((1, n_tokens, n_tokens)).bool()
-        >>> edges[0, -1, batch.label_positions[0, :2]] = True  # from the last token to both "bar"
-        >>> with il.edited(model, il.Block(["L2H0"], edges)):
-        ...     blocked = il.capture(model, batch)
-        >>> blocked.attention_to_labels()[0, 2, 0, :2]
+        >>> blocked = batch.attention_mask.new_zeros((1, n_tokens, n_tokens)).bool()
+        >>> blocked[0, -1, batch.label_positions[0, :2]] = True  # from the last token to both "bar"
+        >>> with il.edited(model, il.Block(["L2H0"], blocked)):
+        ...     acts = il.capture(model, batch)
+        >>> acts.attention_to_labels()[0, 2, 0, :2]
         tensor([0., 0.])
     """
 
     heads: Iterable[AnyHead]
-    edges: Bool[Tensor, "batch query key"]
+    blocked: Bool[Tensor, "batch query key"]
     _batch: PromptBatch | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        edges = self.edges
-        if not isinstance(edges, Tensor) or edges.dtype != torch.bool or edges.ndim != 3:
+        blocked = self.blocked
+        if not isinstance(blocked, Tensor) or blocked.dtype != torch.bool or blocked.ndim != 3:
             what = (
-                f"{tuple(edges.shape)} {edges.dtype}"
-                if isinstance(edges, Tensor)
-                else type(edges).__name__
+                f"{tuple(blocked.shape)} {blocked.dtype}"
+                if isinstance(blocked, Tensor)
+                else type(blocked).__name__
             )
             raise InputError(
-                "edges must be a boolean tensor [batch query key], True to block attention, got "
+                "blocked must be a boolean tensor [batch query key], True to block attention, got "
                 f"{what}"
             )
 
@@ -215,39 +215,39 @@ class Block(Edit):
         return [replace(edit, _batch=batch) for edit in edits]
 
     def _check_shape(self, shape: tuple[int, int, int]) -> None:
-        if self.edges.shape[0] not in (1, shape[0]) or tuple(self.edges.shape[1:]) != shape[1:]:
+        if self.blocked.shape[0] not in (1, shape[0]) or tuple(self.blocked.shape[1:]) != shape[1:]:
             raise InputError(
-                f"edges must have the shape of the pass, {shape}, got {tuple(self.edges.shape)}; "
+                f"blocked must have the shape of the pass, {shape}, got {tuple(self.blocked.shape)}; "
                 "run the same batch"
             )
 
     def changes_only_last(self, batch: PromptBatch) -> bool:
         if (
-            self.edges.shape[0] not in (1, len(batch))
-            or tuple(self.edges.shape[1:]) != (batch.tokens.shape[1],) * 2
+            self.blocked.shape[0] not in (1, len(batch))
+            or tuple(self.blocked.shape[1:]) != (batch.tokens.shape[1],) * 2
         ):
             return False  # `prepare` raises the error
         is_last = torch.arange(batch.tokens.shape[1]) == batch.last.cpu()[:, None]
-        return not bool((self.edges.cpu() & ~is_last[:, :, None]).any())
+        return not bool((self.blocked.cpu() & ~is_last[:, :, None]).any())
 
     def write_attention(self, attention: Attention, heads: list[int], layer: int) -> None:
         assert attention.pattern is not None
-        pattern, edges = attention.pattern, self.edges.to(attention.pattern.device)
+        pattern, blocked = attention.pattern, self.blocked.to(attention.pattern.device)
         rows, _, n_queries, n_keys = pattern.shape
         if attention.queries is not None:  # rows of one token, in pieces of the batch
-            edges = of_prompts(edges, attention.prompt)[..., :n_keys]
-            edges = edges[torch.arange(rows)[:, None], attention.queries.to(edges.device)]
+            blocked = of_prompts(blocked, attention.prompt)[..., :n_keys]
+            blocked = blocked[torch.arange(rows)[:, None], attention.queries.to(blocked.device)]
         elif self._batch is not None:  # which the pass runs, or a part of it, and tokens may follow
             _check_length(self._batch, attention.prompt, n_keys)
-            more = max(0, n_keys - edges.shape[-1])
-            edges = functional.pad(of_prompts(edges, attention.prompt), (0, more, 0, more))[
+            more = max(0, n_keys - blocked.shape[-1])
+            blocked = functional.pad(of_prompts(blocked, attention.prompt), (0, more, 0, more))[
                 :, :n_queries, :n_keys
             ]
         else:
             self._check_shape((rows, n_queries, n_keys))
         indices = attention.indices_of(heads)
         pattern[:, indices] = without_keys(
-            pattern[:, indices], edges[:, None], has_sink=attention.has_sink
+            pattern[:, indices], blocked[:, None], has_sink=attention.has_sink
         )
 
 

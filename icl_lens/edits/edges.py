@@ -58,9 +58,9 @@ from icl_lens.reading.passes import last_logits
 from icl_lens.reading.writers import (
     has_pos_embed,
     names_before_ffn,
-    scaled_z,
     vector_bytes,
     writer_names,
+    z_and_norm_scale,
 )
 
 EdgePart = Literal["q", "k", "v", "mlp_in"]
@@ -476,7 +476,7 @@ def chain_vectors(
         change = change.transpose(1, 2)[rows >= 0]
         rows = rows[rows >= 0]
         if isinstance(component, Head):
-            _, scale = writers.scaled_z(rows, component.layer)
+            _, scale = writers.z_and_norm_scale(rows, component.layer)
             change = change @ view.W_O(component.layer)[component.head].to(change) * scale
         vectors[rows[:, None], chain_numbers.to(rows.device)] += change
     return vectors
@@ -654,7 +654,7 @@ class _RoleSums:
             row_of_x = row if len(x) > 1 else torch.zeros_like(row)  # positions have one row
             tokens = x.detach()[row_of_x.to(x.device), position.to(x.device)]
             if layer is not None:
-                tokens, _ = scaled_z(view, layer, tokens)
+                tokens, _ = z_and_norm_scale(view, layer, tokens)
             if name not in self.by_name:
                 shape = len(ROLES), *tokens.shape[1:]
                 self.by_name[name] = torch.zeros(shape, dtype=torch.float64)

@@ -288,7 +288,7 @@ class HeadProjection:
         g = self.pull_back(self.rotate(direction, self.positions, back=True))
         through_W_O = g @ self.view.W_O(writer.layer)[writer.head].to(g).T
         values = self.acts.values.of_layer(writer.layer)[:, :, self.view.kv_head(writer.head)].to(g)
-        _, scale = self.writers.scaled_z(self.rows.flatten(), writer.layer)
+        _, scale = self.writers.z_and_norm_scale(self.rows.flatten(), writer.layer)
         moved = einsum(
             values, through_W_O, "batch pos d, batch n d -> batch n pos"
         ) * scale.reshape(*self.rows.shape, 1)

@@ -160,7 +160,7 @@ class Writers:
         resid_pre = self.inputs(layer)[rows].to(self.view.compute_dtype)
         if self.view.parallel:
             return resid_pre
-        z, scale = self.scaled_z(rows, layer)
+        z, scale = self.z_and_norm_scale(rows, layer)
         attn_out = einsum(z, self.view.W_O(layer).to(z), "row head d, head d model -> row model")
         return resid_pre + self._add_b_O(attn_out[:, None], layer, scale)[:, 0]
 
@@ -192,7 +192,7 @@ class Writers:
         for lower in range(layer):
             # The heads of the layer, then its FFN.
             ffn = start + self.view.n_heads
-            z, scale = self.scaled_z(rows, lower)
+            z, scale = self.z_and_norm_scale(rows, lower)
             output_matrix = self.view.W_O(lower).to(z) @ matrix
             heads = einsum(z, output_matrix, "row head d, head d out -> row head out")
             products[:, start:ffn] = heads
@@ -209,12 +209,12 @@ class Writers:
         if writer in ("embed", "pos_embed", "bias"):
             embeddings, bias = self._embeddings(rows)
             for lower in range(layer if writer == "bias" else 0):
-                bias = self._add_b_O(bias, lower, self.scaled_z(rows, lower)[1])
+                bias = self._add_b_O(bias, lower, self.z_and_norm_scale(rows, lower)[1])
             return bias[:, 0] if writer == "bias" else embeddings[:, self.names(0).index(writer)]
         if writer.startswith("F"):
             return self.mlp_out[rows, int(writer[1:])].to(self.view.compute_dtype)
         head = Head.parse(writer)
-        z, _ = self.scaled_z(rows, head.layer)
+        z, _ = self.z_and_norm_scale(rows, head.layer)
         return z[:, head.head] @ self.view.W_O(head.layer)[head.head].to(z)
 
     @property
@@ -265,7 +265,7 @@ class Writers:
         embeddings, bias = self._embeddings(rows)
         yield embeddings, bias
         for lower in range(layer):
-            z, scale = self.scaled_z(rows, lower)
+            z, scale = self.z_and_norm_scale(rows, lower)
             bias = self._add_b_O(bias, lower, scale)
             heads = head_outputs(z, self.view.W_O(lower))
             yield torch.cat([heads, self.mlp_out[rows, lower, None].to(heads)], dim=1), bias
@@ -285,16 +285,16 @@ class Writers:
         b_O = self.view.b_O(layer)
         return bias if b_O is None else bias + b_O.to(bias) * scale
 
-    def scaled_z(
+    def z_and_norm_scale(
         self, rows: Int[Tensor, " row"], layer: int
     ) -> tuple[Float[Tensor, "row head d_head"], Float[Tensor, "row 1 1"]]:
         """Return each head's z times the scale of the norm after attention, and that scale (1 if
         there is none).
         """
-        return scaled_z(self.view, layer, self.z[rows, layer])
+        return z_and_norm_scale(self.view, layer, self.z[rows, layer])
 
 
-def scaled_z(
+def z_and_norm_scale(
     view: ModelView, layer: int, z: Float[Tensor, "row head d_head"]
 ) -> tuple[Float[Tensor, "row head d_head"], Float[Tensor, "row 1 1"]]:
     """Return z times the scale of the norm after attention, and that scale (1 if there is none)."""

@@ -124,13 +124,13 @@ def progress_switch(progress: bool | None) -> Iterator[None]:
 def steps(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """Yield a function that counts a loop's finished steps, on a bar unless a caller has one."""
     done = 0
-    with progress_callback(None, unit=" rows") as report:
-        report(what, 0, total)
+    with progress_callback(None, unit=" rows") as show_progress:
+        show_progress(what, 0, total)
 
         def advance(n: int) -> None:
             nonlocal done
             done += n
-            report(what, done, total)
+            show_progress(what, done, total)
 
         yield advance
 

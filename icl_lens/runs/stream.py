@@ -264,8 +264,8 @@ def start(
         if run.folder is not None and distributed.is_main:
             folder = RunFolder(Path(run.folder), inputs)
         distributed.run_on_main(lambda: folder and folder.initialize())
-    with progress_callback(run.progress if distributed.is_main else False) as report:
-        yield ChunkStream(plan, batch, folder, distributed, report)
+    with progress_callback(run.progress if distributed.is_main else False) as show_progress:
+        yield ChunkStream(plan, batch, folder, distributed, show_progress)
 
 
 def _to_column(values: Tensor | list[str]) -> pa.Array:

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import icl_lens as il
 from icl_lens.atlas import duration
 from icl_lens.atlas.duration import expected_seconds, pass_tokens_by_score, seconds_per_token
-from icl_lens.atlas.measure import Survey
+from icl_lens.atlas.head_atlas import Survey
 from icl_lens.models.view import ModelView
 from icl_lens.reading.passes import last_logits
 from icl_lens.reading.scored_tokens import AnswerTokens

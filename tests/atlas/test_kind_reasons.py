@@ -9,10 +9,10 @@ import torch
 
 import icl_lens as il
 from icl_lens.atlas.definitions import DEFINITIONS
-from icl_lens.atlas.head_atlas import HeadAtlas
+from icl_lens.atlas.head_atlas import Survey
+from icl_lens.atlas.head_atlas_result import HeadAtlas
 from icl_lens.atlas.head_score import AttentionElsewhere, HeadScore
 from icl_lens.atlas.kinds import KINDS, average_head_p_values, discoveries, q_values
-from icl_lens.atlas.measure import Survey
 from icl_lens.models.view import ModelView
 
 SHAPE = (2, 3)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import icl_lens as il
-from icl_lens.atlas import measure
+from icl_lens.atlas import head_atlas
 from icl_lens.atlas.definitions import DEFINITIONS
 from icl_lens.atlas.task_scores import with_shuffled_labels
 from icl_lens.reading.repeated_tokens import random_tokens, repeated_sequences
@@ -47,7 +47,7 @@ def case(smollm2, smollm2_hf):
     """The atlas, and plain passes of the same prompts."""
     batch = il.tokenize(smollm2, PROMPTS, template=il.Template(separator="\n"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "N_TURNS", 1)  # of kinds, which are not tested here
+        patch.setattr(head_atlas, "N_TURNS", 1)  # of kinds, which are not tested here
         atlas = il.head_atlas(smollm2, batch, text=TEXTS, n_sequences=N_SEQUENCES)
     assert not atlas.left_out
     hf = smollm2_hf.model

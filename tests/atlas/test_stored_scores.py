@@ -7,7 +7,7 @@ import torch
 
 import icl_lens as il
 from icl_lens.atlas.definitions import DEFINITIONS
-from icl_lens.atlas.head_atlas import HeadAtlas
+from icl_lens.atlas.head_atlas_result import HeadAtlas
 from icl_lens.atlas.head_score import HeadScore
 
 

@@ -9,12 +9,12 @@ import sweep
 import torch
 
 import icl_lens as il
-from icl_lens.atlas import kinds, measure, turned_heads
+from icl_lens.atlas import head_atlas, kinds, turned_heads
 from icl_lens.atlas.definitions import DEFINITIONS
-from icl_lens.atlas.head_atlas import HeadAtlas
+from icl_lens.atlas.head_atlas import Survey
+from icl_lens.atlas.head_atlas_result import HeadAtlas
 from icl_lens.atlas.head_score import HeadScore
 from icl_lens.atlas.kinds import KINDS, average_head_p_values, discoveries
-from icl_lens.atlas.measure import Survey
 from icl_lens.intervals import Interval
 from icl_lens.measures.joint_removal import ListRemoval
 from icl_lens.models.view import ModelView
@@ -156,7 +156,7 @@ def test_heads_have_names_only_by_the_token_that_they_attend_to_most(gpt2, monke
     by_distance[0, 2, n_tokens] = 0.4  # the same token
     by_distance[0, 3, n_tokens - 1] = 0.4  # the token after it
     turned = torch.zeros(20, 3, 4, 6).double()
-    monkeypatch.setattr(measure, "turned_attention", lambda *arguments: (turned, by_distance))
+    monkeypatch.setattr(head_atlas, "turned_attention", lambda *arguments: (turned, by_distance))
     survey._add_kinds_by_attention(n_tokens, n_sequences=2)
     not_named = {}
     for name in names:
@@ -180,7 +180,7 @@ def test_heads_copy_if_they_promote_what_they_attend_to_more_than_the_other_head
     shares[0] = torch.tensor([0.15, 0.18, 0.22, 0.25])
     shares[2, 3] = 0.9
     is_promoted = torch.arange(200)[:, None, None] < 200 * shares
-    monkeypatch.setattr(measure.weight_scores, "promotes_attended", lambda *args: is_promoted)
+    monkeypatch.setattr(head_atlas.weight_scores, "promotes_attended", lambda *args: is_promoted)
     survey = Survey(ModelView.of(gpt2), 4, 0)
     survey._weights()
     promotes = survey.scores["promotes_attended"]
@@ -229,7 +229,7 @@ def test_few_queries_name_several_heads_that_stand_out_at_once_but_no_single_one
     gpt2, monkeypatch, n_outstanding
 ):
     """The smallest p-value of eight queries is 1/256: at a rate of 0.01, five of 12 heads at once."""
-    for module in (kinds, measure):
+    for module in (kinds, head_atlas):
         monkeypatch.setattr(module, "RATE", 0.01)
     survey = Survey(ModelView.of(gpt2), 4, 0)
     values = 0.1 * np.random.default_rng(0).normal(size=(8, 12))

@@ -181,7 +181,7 @@ def test_a_task_with_few_queries_uses_them_twice(tmp_path, capsys):
 @pytest.mark.slow
 def test_progress_is_shown_in_a_terminal_only(capsys, monkeypatch):
     stages = ("loading icl-mini", "checking the task", "locating heads", "ablating heads")
-    monkeypatch.setattr("icl_lens.analyses.task_behavior.N_PROMPTS", 20)
+    monkeypatch.setattr("icl_lens.analyses.task_check.N_PROMPTS", 20)
     for terminal in (False, True):
         if terminal:
             monkeypatch.setenv("FORCE_COLOR", "1")

@@ -226,7 +226,7 @@ def test_a_check_is_kept_for_the_other_commands(run, tiny, words, monkeypatch, t
     assert " ".join(sentence.split()) in " ".join(out.split())
     assert "<html" in (tmp_path / "x.html").read_text()
     monkeypatch.setattr(
-        "icl_lens.analyses.task_behavior.task_check", lambda *_, **__: pytest.fail("checked again")
+        "icl_lens.analyses.task_check.task_check", lambda *_, **__: pytest.fail("checked again")
     )
     for command in (
         ("explain", "-k", 1, "--ablate", 1),

@@ -2,6 +2,7 @@
 quotes no result.
 """
 
+import dataclasses
 import doctest
 import inspect
 import json
@@ -18,6 +19,7 @@ from cases import slow_except
 from torch import Tensor
 
 import icl_lens as il
+from icl_lens.analyses.explanation import reports
 from icl_lens.analyses.explanation.tables import TableName
 
 ROOT = Path(__file__).parents[2]
@@ -107,6 +109,15 @@ def names() -> dict[str, Any]:
     namespace: dict[str, Any] = {}
     exec(setup.group(1), namespace)
     return namespace
+
+
+def test_the_reference_has_every_class_of_an_explanations_sections() -> None:
+    fields = dataclasses.fields(reports.ExplanationReports)
+    texts = " ".join(str(field.type) for field in fields)
+    classes = set(re.findall(r"\w+Report|Settings|LeftOut", texts))
+    assert {"HeadReport", "DemonstrationsReport", "LeftOut"} <= classes
+    for name in classes:
+        assert f".. autoclass:: {name}\n" in API, f"add {name} to docs/api.md"
 
 
 @pytest.mark.parametrize("name", slow_except(set(NAMES) - LONG, NAMES))

@@ -52,8 +52,8 @@ class Halve(il.Edit):
             z[at.row, :, at.head] /= 2
 
 
-def last_edges(batch):
-    """Return edges from the last position to all labels."""
+def blocked_for_last(batch):
+    """Return the pairs of the last position and every label, to block."""
     width = batch.tokens.shape[1]
     edges = torch.zeros(len(batch), width, width, dtype=torch.bool)
     for row, last in enumerate(batch.last.tolist()):
@@ -84,7 +84,7 @@ def edits_of(model, batch):
             HEADS, torch.full(batch.label_positions.shape, 0.25), renormalize=True
         ),
         "position": il.RemovePosition(HEADS, strength=0.7, positions="last"),
-        "blocked": il.Block(HEADS, last_edges(batch)),
+        "blocked": il.Block(HEADS, blocked_for_last(batch)),
         "vector": il.AddVector(vector, 1),
         "in place": il.AddVector(vector, 2, replace=True),
         "gates": il.Ablate(HEADS, positions="last", strength=[0.3, 1.0, -0.5]),
@@ -343,7 +343,7 @@ def test_keys_are_hidden_as_if_they_had_never_been_there(dtype, has_sink):
     assert (renormalized[..., :n_hidden] == 0).all()
 
 
-def test_blocking_no_edge_of_a_model_with_sinks_changes_nothing(load_tiny):
+def test_blocking_no_key_of_a_model_with_sinks_changes_nothing(load_tiny):
     model = load_tiny("gpt_oss")
     batch = ragged(model)
     width = batch.tokens.shape[1]
@@ -530,7 +530,7 @@ def test_a_pass_shorter_than_the_prompts_of_blocked_edges_is_refused(load_tiny):
     model = load_tiny("gpt2")
     batch = ragged(model)
     with (
-        il.edited(model, il.Block(HEADS, last_edges(batch)), batch=batch),
+        il.edited(model, il.Block(HEADS, blocked_for_last(batch)), batch=batch),
         pytest.raises(
             il.InputError,
             match=r"must have at least .* tokens like batch, got 5; run the same batch",

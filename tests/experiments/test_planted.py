@@ -1,4 +1,4 @@
-"""Planted heads do what their roles say and cause the models' answers, which test_task_behavior.py
+"""Planted heads do what their roles say and cause the models' answers, which test_task_check.py
 tests.
 """
 

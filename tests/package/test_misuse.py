@@ -281,6 +281,7 @@ WRONG = {
     "majority": (-1, NAN),
     "max_accuracy_drop": (-1,),
     "weights": ("x", torch.ones(2, 4), -torch.ones(3, 8)),
+    "blocked": (None, "x", ["x"]),
     "edges": (None, "x", ["x"]),
     "vector": (torch.zeros(33), torch.full((32,), NAN), "x"),
     "layer": (3, -1, "1"),

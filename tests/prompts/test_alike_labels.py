@@ -14,7 +14,7 @@ from small_tokenizers import model_of
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.analyses import task_behavior
+from icl_lens.analyses import task_check
 from icl_lens.analyses.explanation.sentences import shown_only
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.batch_state import batch_from_state, batch_state
@@ -229,7 +229,7 @@ def test_a_check_compares_whole_labels(gpt2, monkeypatch):
     def score(model, batch):
         return torch.tensor([[probability[label] for label in batch.labels]] * len(batch)).log()
 
-    monkeypatch.setattr(task_behavior, "score", score)
+    monkeypatch.setattr(task_check, "score", score)
     queries = "one like happy eight love sad red nine two".split()
     labels = ("cat dog", "cat bar", "foo")
     prompts = []

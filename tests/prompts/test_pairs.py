@@ -444,7 +444,7 @@ def test_task_check_of_answers_by_a_rule(gpt2, tmp_path, monkeypatch, rule):
         log_probs = torch.eye(model.cfg.d_vocab)[ids].log()
         return read(log_probs, torch.arange(len(batch)))[:, None]
 
-    monkeypatch.setattr("icl_lens.analyses.pair_behavior.score", top_token)
+    monkeypatch.setattr("icl_lens.analyses.pair_check.score", top_token)
     check = il.task_check(gpt2, pairs, n=30)
     accuracies, copied, behaviors = FOUND[rule]
     assert tuple(interval.value for interval in check.accuracy.values()) == accuracies
@@ -486,7 +486,7 @@ def test_task_check_of_pairs_counts_each_behavior_alone(
         ]
         return read(torch.eye(model.cfg.d_vocab)[ids].log(), torch.arange(len(batch)))[:, None]
 
-    monkeypatch.setattr("icl_lens.analyses.pair_behavior.score", top_token)
+    monkeypatch.setattr("icl_lens.analyses.pair_check.score", top_token)
     check = il.task_check(gpt2, pairs, n=30)
     assert check.behaviors == behaviors
     assert (check.accuracy["given"].value > 0) == (check.accuracy["none"].value > 0)
@@ -507,7 +507,7 @@ def test_task_check_of_classes_that_are_not_always_shown(gpt2, tmp_path, monkeyp
             for p in batch.prompts
         ]
     )
-    monkeypatch.setattr("icl_lens.analyses.pair_behavior.score", say_last)
+    monkeypatch.setattr("icl_lens.analyses.pair_check.score", say_last)
     check = il.task_check(gpt2, prompts)
     share = sum(shown_words(p)[-1] == p.answer for p in prompts) / len(prompts)
     assert check.accuracy["given"].value == check.last_output == share > 0

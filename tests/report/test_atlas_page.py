@@ -10,7 +10,7 @@ from browsers import opened
 
 import icl_lens as il
 from icl_lens.atlas.definitions import DEFINITIONS
-from icl_lens.atlas.head_atlas import HeadAtlas
+from icl_lens.atlas.head_atlas_result import HeadAtlas
 from icl_lens.atlas.head_score import HeadScore
 from icl_lens.intervals import Interval
 from icl_lens.measures.joint_removal import ListRemoval

@@ -864,42 +864,52 @@ def test_heads_are_shown_by_the_score_that_ranks_them(paper, by):
     )
 
 
+def located_in_terminal(explanation):
+    """Return the texts under each name of the terminal's table of located heads."""
+    (table, *_) = explanation_terminal._located(explanation)[0].renderables
+    texts = {}
+    for column in table.columns:
+        texts[" ".join(str(column.header).split())] = [str(cell) for cell in column.cells]
+    return texts
+
+
+def located_in_markdown(explanation):
+    """Return the texts under each name of Markdown's table, with three decimals."""
+    section = sections.located_heads(explanation)
+    texts = {}
+    for column, cells in zip(section.columns, zip(*section.rows, strict=True), strict=True):
+        name = column.name.removesuffix(", nats")
+        texts[name] = [signed(cell) if column.is_number else cell for cell in cells]
+    return texts
+
+
+def located_on_page(explanation):
+    """Return the texts under each name of the page's table."""
+    table = head_contents.located_table(explanation)
+    texts = {}
+    for place, name in enumerate(table.columns):
+        plain_name = "".join(map(str, name)).lstrip("#").removesuffix(", nats")
+        texts[plain_name] = [getattr(row[place], "text", row[place]) for row in table.rows]
+    return texts
+
+
+@pytest.mark.parametrize("located_in", [located_in_terminal, located_in_markdown, located_on_page])
 @pytest.mark.parametrize("by", ["contrast", "increase", "effect", "exchange"])
-def test_every_number_of_the_located_heads_stands_under_its_name(paper, by):
-    """On the page, in the terminal and in Markdown; effects say what the answer loses."""
+def test_every_number_of_the_located_heads_stands_under_its_name(paper, by, located_in):
+    """Effects say what the answer loses; without them, it has a column of its own."""
     heads = []
     for place, report in enumerate(paper.heads):
-        scores = {"contrast": 2.0 + place, "increase": 1.0 + place}
-        if by not in scores:
-            scores[by] = 9.0 + place
+        scores = {by: 9.0 + place, "contrast": 2.0 + place, "increase": 1.0 + place}
         heads.append(replace(report, **scores))
     explanation = ex.changed(paper, by=by, heads=tuple(heads))
     expected = {}
-    for score in explanation.heads[0].scores:
+    for score in {by, "contrast", "increase"}:
         expected[score] = [signed(report.scores[score]) for report in heads]
     if by != "effect":
         losses = [signed(explanation.lost(report.ablated)) for report in heads]
         expected[lost_name(explanation)] = losses
-    assert by in expected
-    (table, *_) = explanation_terminal._located(explanation)[0].renderables
-    in_terminal = {}
-    for column in table.columns:
-        name = " ".join(str(column.header).split())
-        in_terminal[name] = [str(cell) for cell in column.cells]
-    for name, texts in expected.items():
-        assert in_terminal[name] == texts
-    section = sections.located_heads(explanation)
-    names = [column.name.removesuffix(", nats") for column in section.columns]
-    in_markdown = dict(zip(names, zip(*section.rows, strict=True), strict=True))
-    for name, texts in expected.items():
-        assert [signed(value) for value in in_markdown[name]] == texts
-    page_table = head_contents.located_table(explanation)
-    places = {}
-    for place, name in enumerate(page_table.columns):
-        places["".join(map(str, name)).lstrip("#").removesuffix(", nats")] = place
-    for name, texts in expected.items():
-        cells = [row[places[name]] for row in page_table.rows]
-        assert [getattr(cell, "text", cell) for cell in cells] == texts
+    texts = located_in(explanation)
+    assert {name: texts[name] for name in expected} == expected
 
 
 def test_the_caller_names_what_a_heatmap_of_a_tensor_shows():

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 import icl_lens as il
 from icl_lens.atlas.definitions import DEFINITIONS
-from icl_lens.atlas.head_atlas import HeadAtlas
+from icl_lens.atlas.head_atlas_result import HeadAtlas
 from icl_lens.atlas.head_score import HeadScore
 from icl_lens.report import palette, plots
 

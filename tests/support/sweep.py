@@ -173,7 +173,7 @@ class Case:
         return WEIGHTS[: self.batch.label_positions.shape[1]].expand(len(self.batch), -1).clone()
 
     @cached_property
-    def edges(self) -> Tensor:
+    def blocked(self) -> Tensor:
         """Pairs of a query and a key to block, the same for a prompt alone and in a batch."""
         n = self.batch.tokens.shape[1]
         query, key = torch.arange(n)[:, None], torch.arange(n)
@@ -660,7 +660,7 @@ CALLS: dict[str, Call] = {
         lambda c: torch.tensor(il.generate(c.model, c.batch, max_new_tokens=2).tokens)
     ),
     "ablate_with_controls": _rows(_controlled),
-    "Block": _rows(lambda c: c.within(il.edited(c.model, il.Block(c.heads, c.edges)))),
+    "Block": _rows(lambda c: c.within(il.edited(c.model, il.Block(c.heads, c.blocked)))),
     "Reweight": _rows(
         lambda c: c.within(
             il.edited(c.model, il.Reweight(c.heads, c.weights, renormalize=True), batch=c.batch)

@@ -1071,11 +1071,11 @@ def blocked(c: Both) -> None:
         for query in range(len(pattern)):
             sink = 1 - pattern[query].sum()  # what an attention sink gets, and keeps
             sink = sink if sink > 1e-4 else 0.0  # rounding in other models
-            pattern[query, c.edges[row, query, : len(pattern)]] = 0
+            pattern[query, c.blocked[row, query, : len(pattern)]] = 0
             pattern[query] /= pattern[query].sum() + sink
         return pattern
 
-    c.same(il.edited(c.model, il.Block(c.heads, c.edges)), c.patterns(block))
+    c.same(il.edited(c.model, il.Block(c.heads, c.blocked)), c.patterns(block))
 
 
 @checks("Reweight")

@@ -128,9 +128,14 @@ def explain(
     batch, options = _prepared(
         model, prompt, options, against=against, template=template, labels=labels
     )
-    with progress_callback(progress, unit=" steps") as report:
+    with progress_callback(progress, unit=" steps") as show_progress:
         explanation = _explained(
-            model, batch, options, by, why, lambda done: report("explaining", done, N_STEPS)
+            model,
+            batch,
+            options,
+            by,
+            why,
+            lambda n_finished: show_progress("explaining", n_finished, N_STEPS),
         )
     if not explanation.is_plain_text:
         # The first remark only states that multi-token labels are scored by one token.
@@ -145,10 +150,12 @@ def _explained(
     options: Settings,
     by: Score | None,
     why: AnyHead | None,
-    report: Callable[[int], None],
+    show_progress: Callable[[int], None],
 ) -> Explanation:
-    """Return the explanation of a batch of one row; `report` gets the number of finished steps."""
-    report(0)
+    """Return the explanation of a batch of one row; `show_progress` gets the number of finished
+    steps.
+    """
+    show_progress(0)
     writers = compared_positions(batch) if batch.has_demonstrations else False
     # What components wrote in a long prompt is as large as a cache of it, so it is not kept beside
     # one: it is read first or, where the score of heads needs a cache, captured last.
@@ -163,7 +170,7 @@ def _explained(
     scored = replace(scored, options=replace(options, by=by))
     cached = compute_reports.row_cache(scored) if by == "effect" else None
     head_scores, other_query = _head_scores(scored, by, cached)
-    report(1)
+    show_progress(1)
     order = head_scores[by].flatten().argsort(descending=True)[: options.k].tolist()
     located = [Head.from_index(index, acts.view.n_heads) for index in order]
     if why is not None and why not in located:
@@ -175,10 +182,10 @@ def _explained(
     if cached is None:
         cached = compute_reports.row_cache(scored)
     single, ablation = compute_reports.ablation(scored, located, cached)
-    report(2)
+    show_progress(2)
     added = compute_reports.demonstrations(scored, attempts, cached)
     del cached
-    report(3)
+    show_progress(3)
     if captures_writers_last:
         options = scored.options
         del acts, scored  # before the pass that gives them again, with what components wrote
@@ -188,7 +195,7 @@ def _explained(
         acts = scored.acts
         release_after_large_pass(acts.view, scored.n_tokens)
     heads = tuple(head_reports(scored, located, head_scores, single, readings, attempts))
-    report(4)
+    show_progress(4)
     model_input = compute_reports.inputs(scored)
     explanation = Explanation(
         model=acts.view.name,
@@ -204,7 +211,7 @@ def _explained(
         edits=active_edits(acts.view),
         left_out=attempts.left_out,
     )
-    report(N_STEPS)
+    show_progress(N_STEPS)
     return explanation
 
 

@@ -47,5 +47,5 @@ def _sections(e: Explanation) -> list[dict[str, Any]]:
             continue
         view = section.view(e)
         if view is not None:
-            contents.append(heading | {"view": view_page.section_contents(view, {})})
+            contents.append(heading | {"view": view_page.contents_of_section(view, {})})
     return contents

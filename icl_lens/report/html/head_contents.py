@@ -34,7 +34,7 @@ from icl_lens.report.html.elements import (
     Words,
     largest,
 )
-from icl_lens.report.html.section_contents import contrast_name, join_runs, unit_name
+from icl_lens.report.html.section_contents import contrast_runs, join_runs, unit_name
 from icl_lens.report.html.templating import label_color, visible
 from icl_lens.result.number_format import percent, signed
 
@@ -138,7 +138,7 @@ def _located_columns(
     columns: list[PageCell] = ["head"]
     for column in numbers:
         if column.score is not None:
-            name = contrast_name(e) if column.score == "contrast" else [column.name]
+            name = contrast_runs(e) if column.score == "contrast" else [column.name]
             columns.append(["#", *name, ", nats"])
     columns += [["#to ", Chip(e.labels[label], label)] for label in labels]
     if e.is_plain_text:
@@ -209,12 +209,12 @@ def _panel(e: Explanation, report: HeadReport, rank: int) -> dict[str, Any]:
             f"{name}, nats by token", e.input.token_names, report.position_increases, reach, marks
         ),
         "reach": reach,
-        "against": contrast_name(e),
+        "against": contrast_runs(e),
         "contrast": contrast,
         "contrast_reach": farthest,
         "zeroed": _zeroed_table(e, report),
         "words": words_table(e, report),
-        "scores": _scores(e, report),
+        "similarity": _similarity(e, report),
         "why": _why(e, report),
     }
 
@@ -379,7 +379,7 @@ def words_table(e: Explanation, report: HeadReport) -> dict[str, Any]:
     }
 
 
-def _scores(e: Explanation, report: HeadReport) -> dict[str, Any] | None:
+def _similarity(e: Explanation, report: HeadReport) -> dict[str, Any] | None:
     """Return the head's attention scores between each prediction position and each label; None if
     unavailable.
 

@@ -26,8 +26,8 @@ def unit_name(e: Explanation) -> str:
     return "token" if e.is_plain_text else "label"
 
 
-def contrast_name(e: Explanation) -> list[Inline]:
-    """Return the name of the contrast."""
+def contrast_runs(e: Explanation) -> list[Inline]:
+    """Return the name of the contrast in runs: texts, and tokens in the colors of labels."""
     if not e.is_plain_text:
         return ["contrast"]
     chips = label_chips(e)
@@ -113,7 +113,7 @@ def layers_table(e: Explanation) -> PageTable:
     columns: list[PageCell] = ["#layer", "#attention, nats", "#FFN, nats"]
     values = [e.layers.attn, e.layers.ffn]
     if e.scores.compared_with:
-        columns += [[f"#{name} ", *contrast_name(e), ", nats"] for name in ("attention", "FFN")]
+        columns += [[f"#{name} ", *contrast_runs(e), ", nats"] for name in ("attention", "FFN")]
         values += [e.layers.attn_contrast, e.layers.ffn_contrast]
     rows = [[str(i), *map(signed, row)] for i, row in enumerate(zip(*values, strict=True))]
     return PageTable(columns, rows)

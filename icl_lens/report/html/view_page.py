@@ -23,7 +23,7 @@ def contents(view: View, figures: Mapping[str, "Figure"]) -> dict[str, Any]:
         "heading": view.title,
         "about": view.about,
         "sentences": view.sentences,
-        "sections": [section_contents(section, figures) for section in view.sections],
+        "sections": [contents_of_section(section, figures) for section in view.sections],
         "all_rows": None,
         "n_rows": "",
     }
@@ -44,7 +44,7 @@ def table(section: Section) -> PageTable:
     return PageTable(names, rows, _style(section))
 
 
-def section_contents(section: Section, figures: Mapping[str, "Figure"]) -> dict[str, Any]:
+def contents_of_section(section: Section, figures: Mapping[str, "Figure"]) -> dict[str, Any]:
     """Return what templates show of a section."""
     return {
         "id": re.sub(r"\W+", "-", section.title.lower()).strip("-"),

@@ -22,7 +22,7 @@ from prompt_parts import labels_of, pairs_of, texts_of
 import icl_lens as il
 from icl_lens.analyses.arrangements import ArrangedPrompt, arrange
 from icl_lens.analyses.behavior_contrasts import Contrasts, Design, contrasts
-from icl_lens.analyses.task_behavior import N_PROMPTS, LabelLogProbs, check_of_scores
+from icl_lens.analyses.task_check import N_PROMPTS, LabelLogProbs, task_check_of_scores
 from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.locate import locate
 from icl_lens.cli.task_options import print_what_heads_carry
@@ -259,7 +259,7 @@ def check_rule(
             [batch.labels.index(rule(prompt)) for prompt in batch.prompts]
         ]
 
-    monkeypatch.setattr("icl_lens.analyses.task_behavior.score", by_rule)
+    monkeypatch.setattr("icl_lens.analyses.task_check.score", by_rule)
     return il.task_check(model, prompts)
 
 
@@ -434,7 +434,7 @@ def planted_check(
     by_arrangement = {}
     for name in arranged[0].prompts:
         by_arrangement[name] = scores([prompt.prompts[name] for prompt in arranged])
-    return check_of_scores(scores(prompts), by_arrangement, prompts, arranged, labels)
+    return task_check_of_scores(scores(prompts), by_arrangement, prompts, arranged, labels)
 
 
 CLAIMS = {

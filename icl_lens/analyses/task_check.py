@@ -24,7 +24,7 @@ from torch import Tensor
 
 from icl_lens.analyses.arrangements import ArrangedPrompt, Arrangement, arrange
 from icl_lens.analyses.behavior_contrasts import Contrasts, Design, Effect, contrasts
-from icl_lens.analyses.pair_behavior import PairCheck, check_pairs
+from icl_lens.analyses.pair_check import PairCheck, pair_check
 from icl_lens.analyses.task_check_base import Check, few_queries
 from icl_lens.edits.score import score
 from icl_lens.errors import InputError, check_integers
@@ -390,7 +390,7 @@ def task_check(
     _check_prompts(prompts)
     tokenized = partial(tokenize, model, template=template, prepend_bos=prepend_bos)
     if any(prompt.has_own_answer for prompt in prompts):
-        return check_pairs(model, prompts, tokenized, run)
+        return pair_check(model, prompts, tokenized, run)
     arranged = [arrange(prompt, seed=seed) for prompt in prompts]
     all_prompts = [*prompts]
     for prompt in arranged:
@@ -416,7 +416,7 @@ def task_check(
     for name in get_args(Arrangement):
         by_arrangement[name] = scores_of([prompt.prompts[name] for prompt in arranged])
     edits = active_edits(ModelView.of(model))
-    return check_of_scores(
+    return task_check_of_scores(
         scores_of(prompts), by_arrangement, prompts, arranged, labels, edits=edits
     )
 
@@ -456,7 +456,7 @@ class LabelLogProbs:
         return (self.predicted == self.answer).double()
 
 
-def check_of_scores(
+def task_check_of_scores(
     as_given: LabelLogProbs,
     by_arrangement: dict[Arrangement, LabelLogProbs],
     prompts: Sequence[Prompt],

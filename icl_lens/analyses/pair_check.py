@@ -170,7 +170,7 @@ class PairCheck(Check):
         return " ".join(sentences)
 
 
-def check_pairs(
+def pair_check(
     model: Any,
     prompts: tuple[Prompt, ...],
     tokenized: Callable[[list[Prompt]], PromptBatch],
@@ -204,10 +204,10 @@ def check_pairs(
     outputs = torch.where(batch.label_index < 0, -1, batch.label_tokens[batch.label_index])
     outputs = outputs.cpu()[rows_as_given]
     edits = active_edits(ModelView.of(model))
-    return check_of_tokens(prompts, predicted, answers, outputs, edits=edits)
+    return pair_check_of_tokens(prompts, predicted, answers, outputs, edits=edits)
 
 
-def check_of_tokens(
+def pair_check_of_tokens(
     prompts: Sequence[Prompt],
     predicted: dict[PairArrangement, Int[Tensor, " prompt"]],
     answers: Int[Tensor, " prompt"],
