@@ -13,8 +13,8 @@ from .edits.add_vector import AddVector as AddVector
 from .edits.attention_edits import Block as Block
 from .edits.attention_edits import RemovePosition as RemovePosition
 from .edits.attention_edits import Reweight as Reweight
+from .edits.edge_removal import WithoutEdges as WithoutEdges
 from .edits.edges import Edge as Edge
-from .edits.edges import WithoutEdges as WithoutEdges
 from .edits.edit import Edit as Edit
 from .edits.patch import Patch as Patch
 from .edits.score import ablate_heads as ablate_heads

@@ -7,8 +7,9 @@ An edit says which heads or sites it changes, at which position, and what is wri
    activations of other prompts. `reference_prompts` runs the prompts of a mean.
 3. Edits of the residual stream: `add_vector` writes a vector into it; `sites` ablates and patches
    it and what layers add to it, through `site_hooks`, at `site_positions`.
-4. `edges` removes what earlier components wrote from what heads (`head_reader`) and FFNs
-   (`ffn_reader`) read.
+4. `edges` says what an edge from an earlier component into a head or FFN is; `edge_removal` removes
+   edges: it rebuilds heads (`head_reader`) and FFNs (`ffn_reader`) without what some components
+   wrote, which `captured_writers` records.
 5. `interchange` exchanges queries, keys or values at the last position for those of donor prompts,
    which `interchange_donors` runs.
 

@@ -32,7 +32,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.defaults import N_RANDOM_SETS
-from icl_lens.edits.edges import RemovalMasks, replaced_by_sets, writer_means
+from icl_lens.edits.captured_writers import writer_means
+from icl_lens.edits.edge_removal import replaced_by_sets
+from icl_lens.edits.edges import RemovalMasks
 from icl_lens.edits.head_reader import Means
 from icl_lens.edits.read import read_labels
 from icl_lens.edits.score import score_sets

@@ -2,7 +2,7 @@
 *reader*.
 
 1. `head_to_head_effects` removes each writer from a head's query, keys or values, or from what an
-   FFN reads (see `edits.edges`). The drop in the answer's score is the effect of the *edge* from
+   FFN reads (see `edits.edge_removal`). The drop in the answer's score is the effect of the *edge* from
    the writer to this query, to these keys or values, or to this FFN.
 2. `estimate_effects` has first-order estimates of all edges into some heads at once.
 
@@ -21,24 +21,19 @@ from einops import einsum
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from icl_lens.edits.captured_writers import capture_writers, writer_means, writer_pieces
+from icl_lens.edits.edge_removal import ReplaceOutputs, chain_vectors, positions_in, tokens_back
 from icl_lens.edits.edges import (
     EDGE_PARTS,
     OWN_TOKENS,
     Chain,
     Edge,
     EdgePart,
-    ReplaceOutputs,
-    capture_writers,
     chain_of,
-    chain_vectors,
     check_part,
     layers_of,
     names_before,
-    positions_in,
-    tokens_back,
     writer_index,
-    writer_means,
-    writer_pieces,
     writer_text,
 )
 from icl_lens.edits.edit import PARTS, Part, Stage

@@ -13,7 +13,7 @@ from test_head_to_head_effects import at_role, recording, writing, written
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.edits.edges import writer_means
+from icl_lens.edits.captured_writers import writer_means
 from icl_lens.measures.circuit import log_odds_without
 from icl_lens.measures.edge_space import EdgeSpace
 from icl_lens.measures.head_to_head_effects import estimate_effects

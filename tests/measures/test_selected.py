@@ -11,7 +11,7 @@ from cases import slow
 from page_elements import Page
 
 import icl_lens as il
-from icl_lens.edits.edges import writer_means
+from icl_lens.edits.captured_writers import writer_means
 from icl_lens.intervals import draw_clusters
 from icl_lens.measures.edge_space import EdgeSpace
 from icl_lens.measures.exchanges import single_exchanges, tower_prompts

@@ -19,7 +19,7 @@ import icl_lens as il
 from icl_lens.analyses.explanation import explain
 from icl_lens.analyses.explanation.compute_head_reports import head_reports
 from icl_lens.atlas.task_scores import similarity_auroc
-from icl_lens.edits.edges import writer_means
+from icl_lens.edits.captured_writers import writer_means
 from icl_lens.edits.head_reader import HeadReader
 from icl_lens.edits.hugging_face_cache import new_cache
 from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache

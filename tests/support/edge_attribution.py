@@ -31,7 +31,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 import icl_lens as il
-from icl_lens.edits.edges import capture_writers, layers_of, positions_in, writer_pieces
+from icl_lens.edits.captured_writers import capture_writers, writer_pieces
+from icl_lens.edits.edge_removal import positions_in
+from icl_lens.edits.edges import layers_of
 from icl_lens.edits.edit import PARTS
 from icl_lens.edits.gradients import z_gradients
 from icl_lens.edits.head_reader import HeadReader, Means
