@@ -1,6 +1,6 @@
 """Compute what the documentation shows, and put the tables and figures where its pages read them.
 
-    python experiments/publish.py                  # all studies, and which are to be run again
+    python experiments/publish.py                  # all studies
     python experiments/publish.py run ablation --models smollm2-135m
     python experiments/publish.py collect          # tables and figures for docs/results
 
@@ -135,9 +135,6 @@ N_PROMPTS_OF_CLAIMS = {
 }
 """Prompts per half, by model and kind of task, unless `N_PROMPTS_OF` says otherwise."""
 
-EARLIER = "computed by an earlier version, whose intervals are symmetric"
-"""What is said of studies that the scripts have not computed again."""
-
 
 def run(
     question: str, models: list[str], sources: dict[str, str], data: str | None, out: Path
@@ -178,12 +175,12 @@ def published_studies(question: str) -> list[tuple[str, str]]:
 
 
 def list_studies() -> None:
-    """Print every published study, and whether the scripts have computed its present numbers."""
+    """Print every published study, and on how many prompts of each half it ran."""
     for question in QUESTIONS:
         settings = json.loads((DOCS / "data" / f"{question}.json").read_text(encoding="utf-8"))
         for model, task in published_studies(question):
-            about = settings[f"{model}: {task}"]
-            print(f"{question:16} {model:20} {task:32}", about.get("note", f"n {about.get('n')}"))
+            n_prompts = settings[f"{model}: {task}"]["n"]
+            print(f"{question:16} {model:20} {task:32} n {n_prompts}")
 
 
 def collect(out: Path, questions: Sequence[str] = QUESTIONS, docs: Path = DOCS) -> None:
@@ -199,7 +196,7 @@ def collect(out: Path, questions: Sequence[str] = QUESTIONS, docs: Path = DOCS) 
             drawn_rows = table
         script = import_module(question.replace("-", "_"))
         save_figure(script.draw(drawn_rows), docs / "figures" / f"{question}.svg")
-        collect_settings(question, studies_of(table), out, docs)
+        collect_settings(question, out, docs)
 
 
 def collect_claims(out: Path, docs: Path = DOCS) -> None:
@@ -264,15 +261,14 @@ def without_studies(earlier: pd.DataFrame, tables: list[pd.DataFrame]) -> pd.Dat
     return pd.concat([*tables, earlier.loc[is_kept.to_numpy()]], ignore_index=True)
 
 
-def collect_settings(question: str, studies: list[tuple[str, str]], out: Path, docs: Path) -> None:
+def collect_settings(question: str, out: Path, docs: Path) -> None:
     """Merge what the studies depend on into one file, by model and task."""
     path = docs / "data" / f"{question}.json"
-    settings: dict[str, Any] = {f"{model}: {task}": {"note": EARLIER} for model, task in studies}
+    settings: dict[str, Any] = {}
     if path.exists():
-        settings |= json.loads(path.read_text(encoding="utf-8"))
+        settings = json.loads(path.read_text(encoding="utf-8"))
     for file in sorted(out.glob(f"*/*/{question}.json")):
         about = json.loads(file.read_text(encoding="utf-8"))
-        about.pop("out", None)  # in files of an earlier version
         settings[f"{about['model_name']}: {about['task_name']}"] = about
     path.write_text(json.dumps(settings, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 

@@ -63,16 +63,13 @@ def test_the_tables_of_the_docs_are_made_from_the_rows_beside_them():
 
 
 @pytest.mark.parametrize("question", publish.QUESTIONS)
-def test_every_published_study_has_its_settings_or_says_that_it_is_older(question):
+def test_every_published_study_has_its_settings(question):
     data = EXPERIMENTS.parent / "docs" / "results" / "data"
     settings = json.loads((data / f"{question}.json").read_text())
     studies = publish.studies_of(publish.read(data / f"{question}.csv"))
     assert {f"{model}: {task}" for model, task in studies} == settings.keys()
     for about in settings.values():
-        assert (
-            about == {"note": publish.EARLIER}
-            or {"versions", "weights", "prompts", "n"} <= about.keys()
-        )
+        assert {"versions", "weights", "prompts", "n"} <= about.keys()
         assert not [value for value in about.values() if str(value).startswith("/")], (
             "a folder of one machine"
         )
