@@ -106,9 +106,13 @@ def test_results_over_prompts_name_the_edits(gpt2, words):
 def test_every_block_has_words(gpt2):
     view = ModelView.of(gpt2)
     batch = il.tokenize(gpt2, [il.Prompt.parse(families.PROMPT, answer="foo")])
-    edges = torch.zeros(1, batch.tokens.shape[1], batch.tokens.shape[1], dtype=torch.bool)
+    blocked = torch.zeros(1, batch.tokens.shape[1], batch.tokens.shape[1], dtype=torch.bool)
     blocks = {
         "zeroed at the last position": il.ablate_heads(gpt2, HEADS, positions="last"),
+        "scaled by 2 at the last position": il.edited(
+            gpt2, il.Ablate(HEADS, strength=-1.0, positions="last")
+        ),
+        "scaled by 0.75": il.edited(gpt2, il.Ablate(HEADS, strength=0.25)),
         "set to their mean": il.ablate_heads(gpt2, HEADS, mode="mean", reference=batch),
         "patched (v)": il.patch_heads(gpt2, HEADS, batch, activation="v"),
         "with scaled attention to labels": il.edited(
@@ -121,7 +125,7 @@ def test_every_block_has_words(gpt2):
             batch=batch,
         ),
         "with a weakened position term": il.edited(gpt2, il.RemovePosition(HEADS)),
-        "with blocked attention": il.edited(gpt2, il.Block(HEADS, edges)),
+        "with blocked attention": il.edited(gpt2, il.Block(HEADS, blocked)),
     }
     assert active_edits(view) == ()
     for what, block in blocks.items():
