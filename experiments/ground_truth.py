@@ -206,7 +206,8 @@ def means_of_seeds(table: pd.DataFrame) -> pd.DataFrame:
             rows.append(
                 {
                     "question": expected.question,
-                    "measure": expected.measure + (f", {expected.at}" if expected.at else ""),
+                    "measure": f"{expected.question}: {expected.measure}"
+                    + (f", {expected.at}" if expected.at else ""),
                     "setting": setting,
                     "quantity": seeds["quantity"].mean(),
                     "control": seeds["control"].mean(),
@@ -229,9 +230,11 @@ def heads_by_method(table: pd.DataFrame) -> pd.DataFrame:
         for setting, seeds in of_method.groupby("setting", sort=False):
             roles = Counter(" ".join(seeds["note"]).split())
             n_finding = sum(roles[role] for role in FINDING)
-            other_roles = [
-                f"{count} {role}" for role, count in sorted(roles.items()) if role not in FINDING
-            ]
+            other_roles = []
+            for role, count in sorted(roles.items()):
+                if role not in FINDING:
+                    plural = "s" if count > 1 and role != "noise" else ""
+                    other_roles.append(f"{count} {role}{plural}")
             row[str(setting)] = ", ".join([f"{n_finding} of {roles.total()}", *other_roles])
         rows.append(row)
     return pd.DataFrame(rows)

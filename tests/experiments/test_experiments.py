@@ -248,7 +248,7 @@ def test_heads_of_each_method_are_counted_by_role_over_seeds():
     assert row == {
         "method": "increase",
         "passes": 1,
-        "two-tower": "3 of 6, 2 decoy, 1 noise",
+        "two-tower": "3 of 6, 2 decoys, 1 noise",
     }
 
 
