@@ -52,6 +52,8 @@ FINDING = ("two-tower", "comparer", "copier")
 """Roles of heads that find the answer in these settings, or write what was found."""
 THIRD = "lost without first third → "
 BY_METHOD = "log-odds lost without heads by "
+NO_INTERVAL = "no interval"
+"""The outcome of a measure whose script gives none, as of two tasks only."""
 
 
 class Expected(NamedTuple):
@@ -170,6 +172,8 @@ def outcome(table: pd.DataFrame, expected: Expected, setting: str) -> dict[str, 
         return about | {"note": "not measured: the script says why"}
     row = rows.iloc[0]
     numbers = {name: row[name] for name in ("quantity", "control", "low", "high", "unit")}
+    if pd.isna(row["low"]):
+        return about | numbers | {"outcome": NO_INTERVAL}
     is_above = bool(row["low"] > 0)
     return about | numbers | {"above": is_above, "outcome": prediction(expected, setting, is_above)}
 
@@ -190,7 +194,8 @@ def means_of_seeds(table: pd.DataFrame) -> pd.DataFrame:
     """Return a row per measure and setting: means over the seeds, and in how many the measure is
     above its control.
 
-    The majority of the seeds decides whether it is as predicted; other outcomes have a mark.
+    The majority of the seeds with an interval decides whether it is as predicted; other outcomes
+    have a mark.
     """
     rows = []
     for expected in EXPECTED:
@@ -200,9 +205,14 @@ def means_of_seeds(table: pd.DataFrame) -> pd.DataFrame:
         )
         measured = of_measure.dropna(subset="quantity")
         for setting, seeds in measured.groupby("setting", sort=False):
-            n_above = int(seeds["above"].sum())
-            comparison = prediction(expected, str(setting), n_above > len(seeds) / 2)
-            mark = "" if comparison == "as predicted" else " ⚠"
+            with_interval = seeds["above"].dropna()
+            n_above = int(with_interval.sum())
+            above, comparison = NO_INTERVAL, NO_INTERVAL
+            if len(with_interval):
+                is_above = n_above > len(with_interval) / 2
+                comparison = prediction(expected, str(setting), is_above)
+                mark = "" if comparison == "as predicted" else " ⚠"
+                above = f"{n_above}/{len(with_interval)}{mark}"
             rows.append(
                 {
                     "question": expected.question,
@@ -212,7 +222,7 @@ def means_of_seeds(table: pd.DataFrame) -> pd.DataFrame:
                     "quantity": seeds["quantity"].mean(),
                     "control": seeds["control"].mean(),
                     "unit": seeds["unit"].iloc[0],
-                    "above": f"{n_above}/{len(seeds)}{mark}",
+                    "above": above,
                     "outcome": comparison,
                 }
             )

@@ -410,8 +410,14 @@ class TwoTowers(Result):
     def summary(self) -> str:
         """The model, its edits, the heads, and what the model does without exchange."""
         log_odds = signed(float(self.log_odds.mean()), 2)
+        against_partner = signed(float(self.partner_log_odds.mean()), 2)
         without_preference = signed(self.answered["the prompts"].value, 2)
-        if without_preference != log_odds:
+        if against_partner != log_odds:
+            log_odds += (
+                f" against all other labels, {against_partner} against the one that exchanges "
+                "give instead"
+            )
+        if without_preference != against_partner:
             log_odds += f" (without what a preference for a label adds: {without_preference})"
         text = (
             f"{self.model}: {', '.join(map(str, self.heads))}. Without exchange: accuracy "

@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from icl_lens.analyses.explanation.reports import n_largest
 from icl_lens.analyses.explanation.result import Explanation
 from icl_lens.defaults import N_TOP
 from icl_lens.errors import InputError
@@ -543,8 +544,8 @@ def trace(table: pd.DataFrame, *, value: str = "log_odds_lost", width: float = C
 
 
 def explanation_figures(explanation: Explanation, *, width: float = COLUMN) -> dict[str, Figure]:
-    """Return an explanation's figures: "layers", "heads" (heatmap), "top_heads" (located heads) and
-    "why".
+    """Return an explanation's figures: "layers", "heads" (heatmap), "top_heads" (those of the
+    largest scores) and "why".
 
     "heads" and "top_heads" show the score that ranks the heads. "why" shows the writers that make
     one head attend: the head passed to `explain` as `why=`, by default the first located one. It is
@@ -554,7 +555,7 @@ def explanation_figures(explanation: Explanation, *, width: float = COLUMN) -> d
     figures = {
         "layers": layer_bars(explanation.to_frame("layers"), width=width),
         "heads": head_heatmap(heads, value=by, width=width),
-        "top_heads": top_head_bars(heads, k=len(explanation.heads), value=by, width=width),
+        "top_heads": top_head_bars(heads, k=n_largest(explanation), value=by, width=width),
     }
     if any(report.why for report in explanation.heads):
         figures["why"] = writer_pairs(

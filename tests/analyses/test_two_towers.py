@@ -38,6 +38,7 @@ from icl_lens.measures.exchanges import EXCHANGES, DonorName, exchange_scores, t
 from icl_lens.models.view import ModelView
 from icl_lens.prompts import donors, tokenize
 from icl_lens.reading.passes import last_log_probs
+from icl_lens.result.number_format import signed
 
 PROMPTS = [
     il.Prompt.parse("love : bar like : bar eight : foo two : foo one :", answer="foo"),
@@ -378,6 +379,21 @@ MUST_DIFFER = [
         for part in pair.split("+")
     ),
 ]
+
+
+def test_the_summary_says_against_which_labels_log_odds_are(towers):
+    """With more than two labels, exchanges are judged against one of the others."""
+    assert "against" not in towers.summary
+    of_three = replace(towers, log_odds=towers.log_odds - 1)
+    against_all = signed(float(of_three.log_odds.mean()), 2)
+    against_partner = signed(float(towers.partner_log_odds.mean()), 2)
+    expected = f"log-odds {against_all} against all other labels, {against_partner} against the one"
+    assert expected in of_three.summary
+    balanced = signed(towers.answered["the prompts"].value, 2)
+    says_preference = (
+        f"(without what a preference for a label adds: {balanced})" in of_three.summary
+    )
+    assert says_preference == (balanced != against_partner)
 
 
 @pytest.mark.parametrize(("larger", "smaller"), slow_except(MUST_DIFFER[:3], MUST_DIFFER))

@@ -216,6 +216,7 @@ def test_planted_towers_are_seen_and_copying_the_last_label_is_not(setting, tmp_
         ("last-label", 1, "1/3", "as predicted"),
         ("last-label", 2, "2/3 ⚠", "not as predicted"),
         ("lookup", 2, "2/3 ⚠", "explained afterwards"),
+        ("lookup", None, "no interval", "no interval"),
     ],
 )
 def test_the_majority_of_seeds_decides_whether_a_measure_is_as_predicted(
@@ -224,7 +225,11 @@ def test_the_majority_of_seeds_decides_whether_a_measure_is_as_predicted(
     rows = []
     for seed in range(3):
         about = {"question": "two-towers", "measure": "keys", "at": "", "unit": "nats"}
-        numbers = {"quantity": seed + 1.0, "control": 0.5, "above": seed < n_above}
+        numbers = {
+            "quantity": seed + 1.0,
+            "control": 0.5,
+            "above": None if n_above is None else seed < n_above,
+        }
         rows.append({"setting": setting, "seed": seed, **about, **numbers})
     (row,) = ground_truth.means_of_seeds(pd.DataFrame(rows)).to_dict("records")
     assert (row["quantity"], row["control"]) == (2.0, 0.5)

@@ -9,12 +9,14 @@ import itertools
 import json
 import re
 import shlex
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
 
 import explanations as ex
+import families
 import numpy as np
 import pytest
 import torch
@@ -27,7 +29,7 @@ from icl_lens.analyses.explanation import sections
 from icl_lens.analyses.explanation.command import command
 from icl_lens.analyses.explanation.reports import first_report
 from icl_lens.analyses.explanation.sections import SECTIONS, ExplanationSection
-from icl_lens.analyses.explanation.sentences import lost_name, why_sentence
+from icl_lens.analyses.explanation.sentences import lost_name, scores_note, why_sentence
 from icl_lens.analyses.explanation.tables import TableName
 from icl_lens.cli import app
 from icl_lens.cli.program import app_with_all_options
@@ -332,7 +334,11 @@ def test_the_style_sheet_has_the_palettes_colors():
 
 def test_layer_bars_are_drawn_to_scale(paper):
     explanation = ex.changed(
-        paper, attn=(1.0, -1.0), ffn=(0.5, 0.0), increase=paper.all_heads.increase[:2]
+        paper,
+        attn=(1.0, -1.0),
+        ffn=(0.5, 0.0),
+        increase=paper.all_heads.increase[:2],
+        heads=(replace(paper.heads[0], head=il.Head(1, 0)),),
     )
     bars = Page(explanation.to_html()).all("rect")
     # Zero lies half way between +1 and −1.
@@ -823,16 +829,18 @@ SUPPORTS = [
 
 def test_what_heads_support_is_decided_by_the_numbers(paper):
     """The page and the terminal show the same sentence."""
+    n_heads = len(paper.all_heads.increase[0])
+    places = [il.Head.from_index(index, n_heads) for index in range(len(SUPPORTS))]
     heads = tuple(
-        replace(paper.heads[0], head=il.Head(9, i), increase=increase, contrast=contrast)
-        for i, (increase, contrast, _) in enumerate(SUPPORTS)
+        replace(paper.heads[0], head=place, increase=increase, contrast=contrast)
+        for place, (increase, contrast, _) in zip(places, SUPPORTS, strict=True)
     )
     layers = {"attn_contrast": paper.layers.attn, "ffn_contrast": paper.layers.ffn}
     largest = tuple(replace(part, contrast=0.1) for part in paper.subheads.largest)
     explanation = ex.changed(paper, heads=heads, largest=largest, compared_with=("bar",), **layers)
     named: dict[str, list[str]] = {}
-    for i, (_, _, which) in enumerate(SUPPORTS):
-        named.setdefault(which, []).append(f"L9H{i}")
+    for place, (_, _, which) in zip(places, SUPPORTS, strict=True):
+        named.setdefault(which, []).append(str(place))
     groups = {"foo": "answer", "bar": "others", "both": "both", "neither": "neither"}
     line = "; ".join(f"{name} in {joined(named[which])}" for name, which in groups.items())
     text = Page(explanation.to_html()).text
@@ -862,6 +870,59 @@ def test_heads_are_shown_by_the_score_that_ranks_them(paper, by):
     assert f"by='{by}'" in command(
         replace(explanation, settings=replace(explanation.settings, n_random=3))
     )
+
+
+def test_the_head_of_why_is_not_counted_among_the_largest(icl_mini):
+    """Its panel has its rank among all heads, and every panel names first the score that ranks."""
+    prompt = il.Prompt.parse(families.PROMPT, answer="foo")
+    explanation = il.explain(icl_mini, prompt, k=2, by="increase", why="L0H0")
+    increases = np.array(explanation.all_heads.increase)
+    rank = 1 + int((increases > increases[0, 0]).sum())
+    assert rank > 3
+    text = " ".join(Page(explanation.to_html()).text.split())
+    assert "The 2 heads with the largest increase, and L0H0" in text
+    assert f"rank {rank} of {increases.size}: increase {signed(increases[0, 0])}, " in text
+    assert f"rank 1 of {increases.size}: increase {signed(increases.max())}, " in text
+    figure = il.plots.explanation_figures(explanation)["top_heads"]
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert names == [str(report.head) for report in explanation.heads[1::-1]]
+
+
+def test_a_label_that_nothing_precedes_has_no_row_of_scores(icl_mini):
+    """With the labels first, no query predicts the first one."""
+    prompt = il.Prompt.parse(families.PROMPT, answer="foo")
+    template = il.Template("{label} : {text}", "{text} :")
+    explanation = il.explain(icl_mini, prompt, k=1, template=template)
+    n_labels = len(prompt.demonstrations)
+    assert explanation.input.prediction_positions[0] == -1
+    table = explanation.to_frame("similarity")
+    assert len(table) == n_labels**2
+    assert (table["query_position"] >= 0).all()
+    grid = head_contents._similarity(explanation, explanation.heads[0])["grid"]
+    assert [chip.text for chip, _ in grid.rows] == [
+        *(demonstration.text for demonstration in prompt.demonstrations[1:]),
+        prompt.query,
+    ]
+    scores = table.set_index(["query_position", "key_position"])["score"].unstack()
+    first = scores.iloc[0].to_numpy()  # predicts the second label
+    assert grid.rows[0][1] == pytest.approx(list(first - np.delete(first, 1).mean()))
+
+
+@pytest.mark.parametrize("against", [None, ["baz"], ["baz", "qux"]])
+def test_notes_say_which_labels_the_answer_is_compared_with(icl_mini, against):
+    labels = ("bar", "foo", "baz", "qux")
+    texts = ("love", "eight", "dog", "red")
+    demonstrations = list(map(il.Demonstration, texts, labels))
+    prompt = il.Prompt(demonstrations, "one", "foo")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        explanation = il.explain(icl_mini, prompt, k=1, by="effect", against=against)
+    expected = {
+        None: ("log Σ p(other labels)", "the log-odds of foo lost"),
+        1: ("log p(baz)", "the log-odds of foo against baz lost"),
+        2: ("log Σ p(baz, qux)", "the log-odds of foo against baz and qux lost"),
+    }[against and len(against)]
+    assert all(text in scores_note(explanation) for text in expected)
 
 
 def located_in_terminal(explanation):

@@ -438,6 +438,20 @@ class ExplanationReports:
         return score(self.scores.log_probs) - score(log_probs)
 
 
+def n_largest(reports: ExplanationReports) -> int:
+    """Return how many of the located heads have the largest scores; the one of `why=` may be
+    another.
+    """
+    return min(reports.settings.k, len(reports.heads))
+
+
+def rank_of(reports: ExplanationReports, head: Head) -> int:
+    """Return the rank of a head among all heads, by the score that ranks them; 1 is the largest."""
+    scores = reports.all_heads.by(reports.settings.by)
+    own = scores[head.layer][head.head]
+    return 1 + sum(score > own for scores_of_layer in scores for score in scores_of_layer)
+
+
 def first_report(reports: ExplanationReports) -> HeadReport:
     """Return the located head that is shown first: the one of `why=`, otherwise the best."""
     for report in reports.heads:

@@ -215,17 +215,34 @@ def scores_note(reports: ExplanationReports) -> str:
     increase = f"log p({reports.target})"
     notes = []
     if reports.scores.compared_with:
-        alternatives = "log Σ p(other labels)"
+        alternatives = f"log Σ p({alternatives_name(reports)})"
         if len(reports.scores.compared_with) == 1:
             alternatives = f"log p({reports.scores.compared_with[0]})"
-        elif reports.is_plain_text:
-            alternatives = "log Σ p(those tokens)"
         notes.append(f"{contrast_name(reports)}: what the head adds to {increase} − {alternatives}")
     notes.append(f"increase: what it adds to {increase}")
     if reports.all_heads.effect:
-        lost = f"the log-odds of {reports.target}" if reports.scores.compared_with else increase
+        lost = log_odds_name(reports) if reports.scores.compared_with else increase
         notes.append(f"effect: {lost} lost if it alone is zeroed at the last position")
     return "; ".join(notes)
+
+
+def alternatives_name(reports: ExplanationReports) -> str:
+    """Return what the target is compared with: all other labels, the given ones, or tokens."""
+    names = reports.scores.compared_with
+    if reports.is_plain_text:
+        return "those tokens"
+    if {*names} == {*reports.labels} - {reports.target}:
+        return "other labels"
+    return ", ".join(names)
+
+
+def log_odds_name(reports: ExplanationReports) -> str:
+    """Return "the log-odds of foo", and against which labels if these are not all others."""
+    names = reports.scores.compared_with
+    name = f"the log-odds of {reports.target}"
+    if reports.is_plain_text or {*names} == {*reports.labels} - {reports.target}:
+        return name
+    return f"{name} against {joined(names)}"
 
 
 def lost_name(reports: ExplanationReports) -> str:
@@ -237,7 +254,7 @@ def lost_note(reports: ExplanationReports) -> str:
     """Return what the column of losses is."""
     measure = f"log p({reports.target})"
     if reports.scores.compared_with:
-        measure = f"the log-odds of {reports.target}"
+        measure = log_odds_name(reports)
     return (
         f"{lost_name(reports)}: {measure} lost with this head alone zeroed at the last position; "
         "positive: the head was needed"

@@ -107,12 +107,14 @@ def words(reports: ExplanationReports) -> Iterator[TableRow]:
 
 
 def similarity(reports: ExplanationReports) -> Iterator[TableRow]:
-    """Yield the score of every query with every label's key."""
+    """Yield the score of every query with every label's key; nothing predicts a label at the start."""
     queries, keys = _query_places(reports), _key_places(reports)
     for report in reports.heads:
         if not report.similarity:
             continue
         for (query, query_label), scores in zip(queries, report.similarity, strict=True):
+            if query < 0:
+                continue
             for (key, key_label), score in zip(keys, scores, strict=True):
                 yield {
                     "name": str(report.head),

@@ -9,7 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from icl_lens.analyses.explanation.reports import HeadReport, first_report, is_noise, words_of
+from icl_lens.analyses.explanation.reports import (
+    HeadReport,
+    first_report,
+    is_noise,
+    n_largest,
+    rank_of,
+    words_of,
+)
 from icl_lens.analyses.explanation.result import Explanation
 from icl_lens.analyses.explanation.sections import HeadColumn, head_columns
 from icl_lens.analyses.explanation.sentences import (
@@ -48,6 +55,8 @@ def located(e: Explanation) -> dict[str, Any]:
     """Return the table of located heads, its notes, and why the first head attends where it does."""
     return {
         "table": located_table(e),
+        "n_largest": n_largest(e),
+        "other_head": e.heads[-1].head if n_largest(e) < len(e.heads) else None,
         "score_name": score_name(e),
         "lost_name": lost_name(e),
         "exchange_note": exchange_note(e),
@@ -59,7 +68,7 @@ def explorer(e: Explanation) -> dict[str, Any]:
     """Return the map of all heads, the panels of the located ones, and the data with which the
     script shows others.
     """
-    panels = [_panel(e, report, rank) for rank, report in enumerate(e.heads, 1)]
+    panels = [_panel(e, report) for report in e.heads]
     marked = {report.head for report in e.heads}
     return {
         "score_name": score_name(e),
@@ -69,7 +78,7 @@ def explorer(e: Explanation) -> dict[str, Any]:
             "labels": list(map(visible, e.labels)),
             "demos": _attended_keys(e),
             "attention": _rounded_attention(e),
-            "k": len(e.heads),
+            "k": n_largest(e),
             "first": str(first_report(e).head),
             "by": score_name(e),
         },
@@ -189,7 +198,7 @@ def attention_strip(
     )
 
 
-def _panel(e: Explanation, report: HeadReport, rank: int) -> dict[str, Any]:
+def _panel(e: Explanation, report: HeadReport) -> dict[str, Any]:
     """Return the contents of a located head's panel."""
     name, marks = str(report.head), e.input.label_at
     reach, farthest = largest(report.position_increases), largest(report.position_contrasts)
@@ -199,9 +208,9 @@ def _panel(e: Explanation, report: HeadReport, rank: int) -> dict[str, Any]:
         contrast = Strip(title, e.input.token_names, report.position_contrasts, farthest, {})
     return {
         "name": name,
-        "rank": rank,
+        "rank": rank_of(e, report.head),
         "n_heads": sum(map(len, e.all_heads.increase)),
-        "ranked_by": report.scores,
+        "scores": {e.settings.by: report.scores[e.settings.by]} | report.scores,
         "labels": () if e.is_plain_text else e.labels,
         "target": Chip(e.target),
         "attention": attention_strip(e.input.token_names, report.attention, marks, name),
@@ -383,17 +392,19 @@ def _similarity(e: Explanation, report: HeadReport) -> dict[str, Any] | None:
     """Return the head's attention scores between each prediction position and each label; None if
     unavailable.
 
-    None also for fewer than two demonstrations. Each row is centered on its mean over the labels of
-    other texts, since softmax is invariant to a constant added to all scores of a query. `matching`
-    is how much higher a column scores in rows of its own label than in rows of other labels,
-    averaged over columns: a head that prefers one label in all rows has 0. A text's own label is
-    left out.
+    None also for fewer than two demonstrations; a label that nothing precedes has no row. Each row is
+    centered on its mean over the labels of other texts, since softmax is invariant to a constant
+    added to all scores of a query. `matching` is how much higher a column scores in rows of its own
+    label than in rows of other labels, averaged over columns: a head that prefers one label in all
+    rows has 0. A text's own label is left out.
     """
     count = len(e.input.label_positions)
     if e.input.prompt is None or not report.similarity or count < 2:
         return None
     first = max(0, count - MAX_COMPARED)
+    positions = np.array([*e.input.prediction_positions, len(e.input.tokens) - 1])
     rows, columns = np.arange(first, count + 1), slice(first, count)
+    rows = rows[positions[rows] >= 0]
     labels = np.array(e.input.demonstration_labels)[columns]
     row_labels = np.array(query_labels(e))[rows]
     scores = np.array(report.similarity)
@@ -402,11 +413,12 @@ def _similarity(e: Explanation, report: HeadReport) -> dict[str, Any] | None:
     centered = (scores - means_of_others)[rows, columns].tolist()
     texts = [cut(demonstration.text) for demonstration in e.input.prompt.demonstrations]
     texts.append(cut(e.input.prompt.query))
+    row_texts = [texts[row] for row in rows]
     grid = ValueGrid(
         f"Attention scores of {report.head} without positions",
         "query \\ key",
         list(map(Chip, texts[columns], labels.tolist())),
-        list(zip(map(Chip, texts[rows[0] :], row_labels.tolist()), centered, strict=True)),
+        list(zip(map(Chip, row_texts, row_labels.tolist()), centered, strict=True)),
     )
     # Center on all columns of the grid: a mean without the text's own label would make a label
     # preference differ by row.
