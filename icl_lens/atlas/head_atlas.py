@@ -274,13 +274,15 @@ class Survey:
     def _add_kind_by_prompts(
         self, name: str, p_value: Float[Tensor, "layer head"] | None, n_queries: int
     ) -> None:
-        """Add the p-values of a score of prompts, or say that they have too few queries."""
+        """Add the p-values of a score of prompts, or say that they have too few queries: so few
+        that no single head could have the kind, and that no several heads have it together.
+        """
         kind = PROMPT_KINDS[name]
-        if p_value is not None:
-            self._add_kind(name, kind, p_value)
         n_needed = queries_needed(self.scores[name].mean.numel())
         has_any_head = p_value is not None and bool(discoveries(p_value, RATE).any())
-        if n_queries < n_needed and not has_any_head:
+        if p_value is not None and (n_queries >= n_needed or has_any_head):
+            self._add_kind(name, kind, p_value)
+        elif n_queries < n_needed:
             reason = f"they need {n_needed} prompts with distinct queries, and got {n_queries}"
             self.untested[kind] = reason
 

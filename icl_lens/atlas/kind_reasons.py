@@ -28,7 +28,10 @@ def why_not(score: HeadScore, head: Head, rate: float) -> str:
     p_value, q_value = float(score.p_value[head]), float(score.q_value[head])
     if score.over == "prompts" and p_value > P_AT_NULL:
         return f"it is not above the mean absolute score of all heads (p = {p_text(p_value)})"
-    return f"q = {p_text(q_value)}, and a kind needs {p_text(rate)} or less (p = {p_text(p_value)})"
+    q_text = p_text(q_value)
+    if float(q_text) <= rate < q_value:  # rounded down to the rate, which it exceeds
+        q_text = f"{q_value:.6f}"
+    return f"q = {q_text}, and a kind needs {p_text(rate)} or less (p = {p_text(p_value)})"
 
 
 def closest_kind(scores: Iterable[HeadScore], head: Head) -> HeadScore | None:

@@ -39,7 +39,7 @@ from icl_lens.edits.head_reader import Means
 from icl_lens.edits.read import read_labels
 from icl_lens.edits.score import score_sets
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers, short_repr
-from icl_lens.intervals import MIN_RANDOM_SETS, Interval
+from icl_lens.intervals import MIN_CLUSTERS, MIN_RANDOM_SETS, Interval
 from icl_lens.measures.edge_sets import EdgeSets
 from icl_lens.measures.edge_space import EdgeSpace
 from icl_lens.measures.head_to_head_effects import estimate_effects
@@ -213,6 +213,11 @@ class Circuit(Result):
             f"are {signed(all_edges, 2)}; with none, {signed(none, 2)}: the edges carry "
             f"{interval_text(value, low, high)} nats"
         )
+        if math.isnan(low):
+            return [
+                f"{carried}. Prompts with fewer than {MIN_CLUSTERS} queries give no interval, so it is "
+                "not known whether this differs from zero, and faithfulness is not defined."
+            ]
         if not self.is_defined:
             return [
                 f"{carried}, which is not distinguishable from zero, so faithfulness is not "
@@ -287,6 +292,8 @@ class Circuit(Result):
             sections.append(self._curve_section())
             n_edges = f"{len(self.edges)} of {self.n_all_edges:,} edges"
             title = f"The first {n_edges} into {self.readers_in_words}"
+        elif math.isnan(self.score("all − none")[1]):
+            title = f"Edges into {self.readers_in_words}: too few queries to say what they carry"
         else:
             title = f"Edges into {self.readers_in_words} that carry nothing distinguishable"
         sections.append(self._groups_section())

@@ -227,7 +227,7 @@ def _draw_edges(
     for writer, port, row in sorted(
         graph.edges(data=True), key=lambda edge: -abs(edge[2]["effect"])
     ):
-        uncertain = row["low"] <= 0 <= row["high"]
+        uncertain = not (row["low"] > 0 or row["high"] < 0)  # also without an interval
         obstacles = []
         for node, center in place.items():
             if node not in (writer, port):

@@ -102,6 +102,13 @@ def test_a_head_without_a_kind_is_closest_to_the_kind_with_the_smallest_q_value(
     ]
 
 
+def test_a_q_value_just_above_the_rate_is_not_rounded_to_it():
+    p_values = [0.0504, 1, 1, 1, 1, 1]
+    above = score("effect", [0.3, 0, 0, 0, 0, 0], [p / 6 for p in p_values])
+    (note, *_) = atlas_of(above).notes_on("L0H0")
+    assert "q = 0.050400, and a kind needs 0.05 or less" in note
+
+
 def test_a_larger_score_without_the_kind_is_explained_by_what_the_head_attends_to():
     """The head attends more to the token before; with less attention to it, it has the kind."""
     names = [SMALL] * 2 + [1] * 4

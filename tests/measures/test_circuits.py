@@ -4,6 +4,7 @@ sets of edges.
 
 import itertools
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -325,4 +326,10 @@ def test_sentences_say_no_where_intervals_do(small):
         assert removed.startswith("No group of edges")
     undefined = replace(circuit, scores=scores.assign(low=-0.5), curve=good, groups=groups)
     assert not undefined.is_defined
-    assert "faithfulness is not defined" in " ".join(undefined.sentences())
+    assert "which is not distinguishable from zero" in " ".join(undefined.sentences())
+    assert "nothing distinguishable" in undefined.to_view().title
+    few = replace(undefined, scores=scores.assign(low=math.nan, high=math.nan))
+    (sentence,) = few.sentences()
+    assert "fewer than 4 queries give no interval" in sentence
+    assert "distinguishable" not in sentence + few.to_view().title
+    assert few.to_view().title.endswith("too few queries to say what they carry")

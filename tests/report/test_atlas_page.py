@@ -137,6 +137,32 @@ def test_a_head_marked_in_one_map_is_marked_in_all(atlas, browser, tmp_path, wid
 
 
 @pytest.mark.slow
+def test_ranks_on_a_card_are_those_of_the_scores(atlas, browser, tmp_path):
+    """Equal values share a place, and a head without a number has none."""
+    published = atlas.with_scores({"published": [(3, 3, 0.06), (2, 3, 0.06), (1, 0, 0.02)]})
+    published.to_html(tmp_path / "atlas.html")
+    context = opened(browser, viewport={"width": 1280, "height": 900}, offline=True)
+    page = context.new_page()
+    page.goto((tmp_path / "atlas.html").as_uri())
+    maps = page.locator(".atlas canvas")
+    maps.nth(0).scroll_into_view_if_needed()
+    box = maps.nth(0).bounding_box()
+    places = {"L2H3": "1 of 24", "L3H3": "1 of 24", "L1H0": "3 of 24", "L0H0": "–"}
+    for head in map(il.Head.parse, places):
+        across, down = (head.head + 0.5) / 6, (head.layer + 0.5) / 4
+        page.mouse.click(box["x"] + box["width"] * across, box["y"] + box["height"] * down)
+        assert page.locator(".atlas .card h3").inner_text() == str(head)
+        cells = page.locator(".atlas .card tr td:nth-child(3)").all_inner_texts()
+        expected = []
+        for score in published:
+            rank = score.rank(head)
+            expected.append("–" if rank is None else f"{rank} of {published.n_heads}")
+        assert cells == expected
+        assert cells[-1] == places[str(head)]  # of the published score
+    context.close()
+
+
+@pytest.mark.slow
 def test_names_of_heads_in_tables_open_their_card(atlas, browser, tmp_path):
     """The card has the sentences of the head, and is in view."""
     atlas.to_html(tmp_path / "atlas.html")

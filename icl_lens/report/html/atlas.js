@@ -31,7 +31,11 @@
       score.reach = Math.max(...score.values.map((value) => Math.abs((value ?? score.center) - score.center))) || 1;
       const order = [...score.values.keys()].sort((a, b) => (score.values[b] ?? -Infinity) - (score.values[a] ?? -Infinity));
       score.rank = new Array(n);
-      order.forEach((index, place) => { score.rank[index] = place + 1; });
+      order.forEach((index, place) => { // equal values share the first place; null is no number
+        const value = score.values[index] ?? null, before = order[place - 1];
+        const isTied = place > 0 && value === score.values[before];
+        score.rank[index] = value === null ? null : isTied ? score.rank[before] : place + 1;
+      });
       const figure = make("figure");
       const caption = make("figcaption", "", score.title);
       caption.append(make("small", "", score.unit || "\u00a0"));
@@ -97,7 +101,7 @@
       const table = make("table");
       for (const score of scores) {
         const row = make("tr");
-        row.append(make("td", "", score.title), make("td", "", number(score.values[marked])), make("td", "", `${score.rank[marked]} of ${n}`));
+        row.append(make("td", "", score.title), make("td", "", number(score.values[marked])), make("td", "", score.rank[marked] === null ? "–" : `${score.rank[marked]} of ${n}`));
         table.append(row);
       }
       const texts = [...(notes[marked] ?? [])];
