@@ -150,8 +150,11 @@ class TaskCheck(Check):
         "Last, other: the query's class, or another, is last. Exchanged: labels swapped.",
         "Given, original: the prompts' own order, or labels. Baseline: a fixed rule.",
         "AUROC: how often log-odds tell a right label from a wrong one; chance: 0.50.",
+        "Intervals of nats and shares of answers: 99%, wider with more than two labels,",
+        "so that all five behaviors hold together with 95%. The others: 95%.",
         "How shares and intervals are calculated: docs/howto/task_check.md.",
     )
+    interval_name: ClassVar[str] = "interval"
 
     n_prompts: int
     n_queries: int

@@ -14,6 +14,8 @@ class Check(Result):
 
     definitions: ClassVar[tuple[str, ...]] = ()
     """Lines below the table that say what its shares are."""
+    interval_name: ClassVar[str] = "95% interval"
+    """The title of the column of intervals."""
 
     @property
     def learns_from_demonstrations(self) -> bool:
@@ -68,7 +70,7 @@ class Check(Result):
         for name, (value, low, high) in self.to_frame().iterrows():
             ends = "–" if math.isnan(low) else f"{_cell(name, low)} … {_cell(name, high)}"
             rows.append((str(name), _cell(name, value), ends))
-        columns = (Column("measure", is_number=False), Column("value"), Column("95% interval"))
+        columns = (Column("measure", is_number=False), Column("value"), Column(self.interval_name))
         table = Section(columns=columns, rows=tuple(rows), notes=self.definitions)
         return View(self.name_in_words(), (str(self),), (table,))
 

@@ -313,6 +313,8 @@ class ControlledAblation(Result):
         n_prompts, n_heads = len(self.queries), len(self.heads)
         where = "the last position" if self.positions == "last" else "all positions"
         heads = ", ".join(map(str, self.heads[:SHOWN_ROWS]))
+        if n_heads > SHOWN_ROWS:
+            heads += f" and {n_heads - SHOWN_ROWS} more"
         setting = f"{heads} {self.ablated} at {where}, {plural_prompts(n_prompts)}."
         sentences = [self.finding, f"{setting} {self.reference_sentence}".strip()]
         if n_prompts == 1:

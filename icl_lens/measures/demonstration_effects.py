@@ -209,15 +209,16 @@ class DemonstrationEffects(Result):
     def to_frame(self, *, outcome: Outcome | None = None) -> pd.DataFrame:
         """Return one row per prompt and demonstration.
 
-        The columns are text, label, the effect in each way (nats), prompt, place and is_answer.
+        The columns are text, label, the effect in each way (nats), prompt, place (1 for the first
+        demonstration, as in `by_place`) and is_answer.
         """
         effects, _ = self.of(outcome)
         rows = []
         for prompt, (texts, labels) in enumerate(zip(self.texts, self.labels, strict=True)):
-            for place, (text, label) in enumerate(zip(texts, labels, strict=True)):
-                row = {"text": text, "label": label, "prompt": prompt, "place": place}
+            for index, (text, label) in enumerate(zip(texts, labels, strict=True)):
+                row = {"text": text, "label": label, "prompt": prompt, "place": index + 1}
                 row["is_answer"] = label == self.answers[prompt]
-                row |= dict(zip(self.ways, effects[prompt, place].tolist(), strict=True))
+                row |= dict(zip(self.ways, effects[prompt, index].tolist(), strict=True))
                 rows.append(row)
         return columns_first(pd.DataFrame(rows), "text", "label", *self.ways)
 

@@ -27,7 +27,6 @@ from icl_lens.reading.scored_tokens import Outcome
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import decimal, percent, signed
 from icl_lens.result.tables import (
-    SHOWN_ROWS,
     format_share,
     interval_texts,
     intervals_note,
@@ -363,15 +362,12 @@ class LocatedHeads(Result):
 
     def to_view(self) -> View:
         """Return the title and the table that `print` shows."""
-        columns: dict[str, list[Any]] = {}
-        for name, cells in self.columns().items():
-            columns[name] = cells[:SHOWN_ROWS]
         title = f"Heads by {SCORE_NAMES[self.by]} over {plural_prompts(self.n_prompts)}, nats"
         sentences = [self.finding]
         if self.removal is not None:
             sentences.append(self.table_finding)
         sentences.append(self.summary())
-        return replace(table_view(title, columns, self.n_heads), sentences=tuple(sentences))
+        return replace(table_view(title, self.columns(), self.n_heads), sentences=tuple(sentences))
 
 
 def _under_conditions(

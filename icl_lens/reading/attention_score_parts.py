@@ -175,12 +175,13 @@ class ScoreParts(Displayed):
 
     def to_view(self) -> View:
         """Return the title and the table that `print` shows."""
-        n, n_keys = self.positions.shape
+        is_key = self.positions >= 0  # the rest is padding
+        n, n_keys = plural_prompts(len(self.positions)), int(is_key.sum())
         title = (
-            f"ScoreParts({self.acts.view.name} {self.head}: {n} × {n_keys} keys, "
+            f"ScoreParts({self.acts.view.name} {self.head}: {n_keys} keys of {n}, "
             f"{len(self.writers)} writers)"
         )
-        query, key = (side.flatten(0, 1).mean(0) for side in (self.query_side, self.key_side))
+        query, key = (side[is_key].mean(0) for side in (self.query_side, self.key_side))
         order = torch.maximum(query.abs(), key.abs()).argsort(descending=True)[:SHOWN_ROWS].tolist()
         columns: dict[str, list[object]] = {
             "writer": [self.writers[i] for i in order],

@@ -421,6 +421,28 @@ def test_two_explanations_are_compared_head_by_head(gpt2, explanation):
     assert repr(wide).startswith(f"A: {wide.a.headline}. B: {wide.b.headline}.")
 
 
+def test_a_comparison_says_what_its_columns_are(icl_mini):
+    prompt = il.Prompt.parse(families.PROMPT, answer="foo")
+    both = [il.explain(icl_mini, prompt, k=2, by="exchange") for _ in range(2)]
+    text = " ".join(il.compare(*both).to_markdown().split())
+    assert "A: Exchange: log-odds that foo loses" in text
+    assert "B: Exchange: log-odds that foo loses" in text
+    text_of = [il.Text("love : eight :", answer="foo", against=["bar"])] * 2
+    comparison = str(il.compare(*(il.explain(icl_mini, text, k=2) for text in text_of)))
+    assert "contrast in A" not in comparison
+    assert re.search(r"against \S+ in A", comparison)
+
+
+def test_the_command_of_an_edited_model_says_that_it_has_no_edits(icl_mini):
+    prompt = il.Prompt.parse(families.PROMPT, answer="foo")
+    with il.ablate_heads(icl_mini, ["L4H0"]):
+        edited = il.explain(icl_mini, prompt, k=2)
+    plain = il.explain(icl_mini, prompt, k=2)
+    assert "the command that reproduces them" in plain.to_html()
+    assert "reproduces them" not in edited.to_html()
+    assert "the command that explains the model without what edited it here" in edited.to_html()
+
+
 def test_reasons_are_the_score_and_value_parts(icl_mini):
     """The panel's writers and pairs are those of `attention_score_parts` and `value_parts`, largest
     first.

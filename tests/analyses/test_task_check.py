@@ -22,7 +22,12 @@ from prompt_parts import labels_of, pairs_of, texts_of
 import icl_lens as il
 from icl_lens.analyses.arrangements import ArrangedPrompt, arrange
 from icl_lens.analyses.behavior_contrasts import Contrasts, Design, contrasts
-from icl_lens.analyses.task_check import N_PROMPTS, LabelLogProbs, task_check_of_scores
+from icl_lens.analyses.task_check import (
+    EFFECT_LEVEL,
+    N_PROMPTS,
+    LabelLogProbs,
+    task_check_of_scores,
+)
 from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.locate import locate
 from icl_lens.cli.task_options import print_what_heads_carry
@@ -597,6 +602,15 @@ def test_intervals_are_those_of_the_sampled_estimate():
 
 
 # Arrangements
+
+
+def test_the_table_says_which_intervals_are_wider(icl_mini):
+    """Those of behaviors are 99% intervals, as are the nats of the printed sentence."""
+    check = il.task_check(icl_mini, "animal-country", n=20)
+    (section,) = check.to_view().sections
+    assert section.columns[2].name == "interval"
+    assert any("99%" in note for note in section.notes)
+    assert pytest.approx(0.99) == EFFECT_LEVEL
 
 
 @pytest.mark.parametrize("n_labels", [2, 3, 4])

@@ -107,6 +107,15 @@ def test_removed_is_the_prompt_without_its_text(icl_mini, options):
         il.demonstration_effects(model, batch.at([7]), ways=["removed"])
 
 
+def test_places_count_from_one_in_both_tables(load_tiny):
+    model = load_tiny("gpt2")
+    effects = il.demonstration_effects(model, il.tokenize(model, PROMPTS), ways=["hidden"])
+    table = effects.to_frame()
+    by_place = [place for place in effects.by_place()["place"].unique() if isinstance(place, int)]
+    assert sorted(table["place"].unique()) == by_place == list(range(1, 1 + len(by_place)))
+    assert table.query("place == 1")["text"].tolist() == [texts[0] for texts in effects.texts]
+
+
 def test_means_by_place_and_class_by_hand(load_tiny, monkeypatch):
     model = load_tiny("gpt2")
     by_hand = il.demonstration_effects(

@@ -118,6 +118,17 @@ def test_the_other_scores_of_listed_heads_are_those_of_their_functions(gpt2, wor
         assert f" {title} (" in defined
 
 
+def test_all_listed_heads_are_in_the_table_and_none_is_dropped_without_a_word(icl_mini):
+    batch = il.tokenize(icl_mini, il.load_task("animal-country", n=6))
+    located = il.locate(icl_mini, batch, by="contrast", k=24, other_scores=False)
+    (section,) = located.to_view().sections
+    assert [row[0] for row in section.rows] == list(map(str, located.heads))
+    assert "24 more rows" in str(located)
+    assert "24 more rows" in located.to_html()
+    removed = il.ablate_with_controls(icl_mini, batch, located.heads[:22], n_random=2)
+    assert f"{located.heads[19]} and 2 more zeroed at" in str(removed)
+
+
 def test_why_columns_are_missing_is_said_below_the_table(gpt2):
     """Not of prompts that have nothing to exchange."""
     shown = [("love", "cat dog"), ("sad", "cat bar"), ("nine", "foo")]

@@ -16,6 +16,7 @@ from icl_lens.reading import writers
 from icl_lens.reading.head_parts import head_values, scaled_pattern
 from icl_lens.reading.reasons import attention_reasons
 from icl_lens.reading.writer_groups import layer_of
+from icl_lens.result.number_format import signed
 
 LAYER = 2
 
@@ -72,6 +73,21 @@ def test_a_writing_head_splits_by_the_positions_it_read(captured, name):
         assert_close(values.by_position(writer).sum(-1), values.parts[..., number])
     with pytest.raises(il.InputError, match="before L2H0"):
         parts.by_position("L2H1", "key")
+
+
+def test_printed_means_leave_padding_out(gpt2):
+    prompts = [
+        il.Prompt.parse("love : bar eight : foo one :", answer="foo"),
+        il.Prompt.parse("love : bar eight : foo two : foo one :", answer="foo"),
+    ]
+    acts = il.capture(gpt2, il.tokenize(gpt2, prompts), writers=True)
+    parts = il.attention_score_parts(acts, "L2H0")
+    means = parts.to_frame().groupby("writer")[["query_side", "key_side"]].mean()
+    lines = str(parts).splitlines()
+    assert "5 keys of 2 prompts" in lines[0]
+    for writer in ("L1H2", "F1"):
+        (line,) = [line for line in lines if line.split()[:1] == [writer]]
+        assert line.split()[1:] == [signed(value) for value in means.loc[writer]]
 
 
 def test_contrasts_between_groups_of_keys(captured):

@@ -10,7 +10,7 @@ import pandas as pd
 
 from icl_lens.analyses.explanation.command import command
 from icl_lens.analyses.explanation.result import Explanation
-from icl_lens.analyses.explanation.sentences import scores_note
+from icl_lens.analyses.explanation.sentences import contrast_name, exchange_note, scores_note
 from icl_lens.analyses.explanation.tables import prompt_pieces
 from icl_lens.errors import InputError, short_repr
 from icl_lens.measures.head_findings import MODELS_NOTE
@@ -203,7 +203,11 @@ class Comparison(Result):
         names = []
         for by in self.scores:
             prefix = "" if by == self.scores[0] else f"{by}_"
-            columns += [Column(f"{by} in A"), Column("in B"), Column("change", has_bars=True)]
+            name_in_a, name_in_b = by, ""
+            if by == "contrast":
+                name_in_a, name_in_b = contrast_name(self.a), contrast_name(self.b)
+            in_b = "in B" if name_in_b in ("", name_in_a) else f"{name_in_b} in B"
+            columns += [Column(f"{name_in_a} in A"), Column(in_b), Column("change", has_bars=True)]
             names += [f"{prefix}a", f"{prefix}b", f"{prefix}change"]
         rows: list[tuple[Cell, ...]] = []
         for head in changed.to_dict("records"):
@@ -212,6 +216,8 @@ class Comparison(Result):
         notes = [f"A: {scores_note(a)}."]
         if scores_note(b) != scores_note(a):
             notes.append(f"B: {scores_note(b)}.")
+        if "exchange" in self.scores:
+            notes += [f"A: {exchange_note(a)}", f"B: {exchange_note(b)}"]
         notes.append("Change: B minus A.")
         notes += [MODELS_NOTE] if a.model != b.model else []
         if a.target != b.target and a.target in b.labels:
