@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 import csv_tables
+import pandas as pd
 import publish
 import pytest
 
@@ -183,3 +184,27 @@ def test_claims_hold_as_often_as_the_page_says(claim):
         if f"| {claim}" in line
     ]
     assert f"| {len(real.query(holds))} of {len(real)}" in line
+
+
+def test_the_page_of_planted_models_counts_outcomes_and_heads():
+    page = (RESULTS / "ground-truth.md").read_text(encoding="utf-8")
+    means = publish.read(RESULTS / "data" / "ground-truth-means.csv")
+    outcomes = means["outcome"].value_counts()
+    n_with_interval = len(means) - outcomes["no interval"]
+    words = " ".join(page.split())
+    assert (
+        f"Of {n_with_interval} pairs of measure and setting that have an interval, "
+        f"{outcomes['as predicted']} come out as predicted"
+    ) in words
+    assert f"We can explain {outcomes['explained afterwards']} of the others" in words
+    not_predicted = means.query("outcome == 'not as predicted'")
+    assert len(not_predicted) == 2
+    assert "two remain" in words
+    unexplained = re.search(r"Not explained: (.*)", page).group(1)
+    for question, setting in zip(not_predicted["question"], not_predicted["setting"], strict=True):
+        assert f"`{question}" in unexplained
+        assert f"`{setting}`" in unexplained
+    heads = pd.read_csv(RESULTS / "data" / "ground-truth-heads.csv").set_index("method")
+    for method in ("contrast", "attention to labels", "causal tracing"):
+        assert heads.loc[method].tolist()[1:] == ["12 of 12", "9 of 9"]
+    assert heads.loc["increase"].tolist()[1:] == ["9 of 12, 3 decoys", "6 of 9, 3 decoys"]

@@ -448,8 +448,11 @@ def n_largest(reports: ExplanationReports) -> int:
 def rank_of(reports: ExplanationReports, head: Head) -> int:
     """Return the rank of a head among all heads, by the score that ranks them; 1 is the largest."""
     scores = reports.all_heads.by(reports.settings.by)
-    own = scores[head.layer][head.head]
-    return 1 + sum(score > own for scores_of_layer in scores for score in scores_of_layer)
+    score_of_head = scores[head.layer][head.head]
+    rank = 1
+    for scores_of_layer in scores:
+        rank += sum(score > score_of_head for score in scores_of_layer)
+    return rank
 
 
 def first_report(reports: ExplanationReports) -> HeadReport:
