@@ -147,7 +147,7 @@ def selected_heads(
 ) -> Iterator[dict[str, Any]]:
     """Yield the roles of the heads that each method of location.py selects."""
     role_of = {head: role for role, heads in planted.heads.items() for head in heads}
-    of_methods = table[table["measure"].str.startswith(BY_METHOD)]
+    of_methods = table.query("measure.str.startswith(@BY_METHOD)", engine="python")
     for row in of_methods.to_dict("records"):
         roles = [role_of.get(il.Head.parse(name), "noise") for name in row["note"].split()]
         about = {"setting": setting, "seed": seed, "question": "location"}
@@ -205,10 +205,10 @@ def means_of_seeds(table: pd.DataFrame) -> pd.DataFrame:
         )
         measured = of_measure.dropna(subset="quantity")
         for setting, seeds in measured.groupby("setting", sort=False):
-            with_interval = seeds["above"].dropna()
-            n_above = int(with_interval.sum())
+            with_interval = [bool(above) for above in seeds["above"] if not pd.isna(above)]
+            n_above = sum(with_interval)
             above, comparison = NO_INTERVAL, NO_INTERVAL
-            if len(with_interval):
+            if with_interval:
                 is_above = n_above > len(with_interval) / 2
                 comparison = prediction(expected, str(setting), is_above)
                 mark = "" if comparison == "as predicted" else " ⚠"
@@ -234,7 +234,8 @@ def heads_by_method(table: pd.DataFrame) -> pd.DataFrame:
     were planted to find the answer, and what the others are.
     """
     rows = []
-    for measure, of_method in table[table["unit"] == "heads"].groupby("measure", sort=False):
+    heads = table.query("unit == 'heads'")
+    for measure, of_method in heads.groupby("measure", sort=False):
         row = {"method": str(measure).removeprefix("planted heads by ")}
         row["passes"] = of_method["at"].iloc[0]
         for setting, seeds in of_method.groupby("setting", sort=False):
