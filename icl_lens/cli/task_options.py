@@ -143,9 +143,11 @@ class TaskOptions:
         if self.name is None:
             return
         sentences = data_sentences(self.find_task(), prompts)
+        separator = None
         if tokens.separator is None and not tokens.chat:
-            sentence = separator_sentence(prompts)
-            sentences += [] if sentence is None else [sentence]
+            separator = separator_sentence(prompts)
+        if separator is not None:
+            sentences.append(separator)
         for sentence in sentences:
             console.print(sentence, soft_wrap=True)
 

@@ -203,10 +203,10 @@ class Comparison(Result):
         names = []
         for by in self.scores:
             prefix = "" if by == self.scores[0] else f"{by}_"
-            name_in_a, name_in_b = by, ""
+            name_in_a, name_in_b = by, by
             if by == "contrast":
                 name_in_a, name_in_b = contrast_name(self.a), contrast_name(self.b)
-            in_b = "in B" if name_in_b in ("", name_in_a) else f"{name_in_b} in B"
+            in_b = "in B" if name_in_b == name_in_a else f"{name_in_b} in B"
             columns += [Column(f"{name_in_a} in A"), Column(in_b), Column("change", has_bars=True)]
             names += [f"{prefix}a", f"{prefix}b", f"{prefix}change"]
         rows: list[tuple[Cell, ...]] = []

@@ -228,21 +228,24 @@ def scores_note(reports: ExplanationReports) -> str:
 
 def alternatives_name(reports: ExplanationReports) -> str:
     """Return what the target is compared with: all other labels, the given ones, or tokens."""
-    names = reports.scores.compared_with
     if reports.is_plain_text:
         return "those tokens"
-    if {*names} == {*reports.labels} - {reports.target}:
+    if compares_with_all_others(reports):
         return "other labels"
-    return ", ".join(names)
+    return ", ".join(reports.scores.compared_with)
 
 
 def log_odds_name(reports: ExplanationReports) -> str:
     """Return "the log-odds of foo", and against which labels if these are not all others."""
-    names = reports.scores.compared_with
     name = f"the log-odds of {reports.target}"
-    if reports.is_plain_text or {*names} == {*reports.labels} - {reports.target}:
+    if reports.is_plain_text or compares_with_all_others(reports):
         return name
-    return f"{name} against {joined(names)}"
+    return f"{name} against {joined(reports.scores.compared_with)}"
+
+
+def compares_with_all_others(reports: ExplanationReports) -> bool:
+    """Return whether the target is compared with all other labels."""
+    return {*reports.scores.compared_with} == {*reports.labels} - {reports.target}
 
 
 def lost_name(reports: ExplanationReports) -> str:
