@@ -1,6 +1,10 @@
-"""`icl-lens live`: what is wrong is said in the terminal, before a page is served."""
+"""`icl-lens live`: what is wrong is said in the terminal, before a page is served.
+
+Tests that require marimo are slow ones: the tests of README.md run without it.
+"""
 
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -18,6 +22,7 @@ def atlas_file(icl_mini, tmp_path):
     return tmp_path / "atlas.json"
 
 
+@pytest.mark.slow
 def test_each_view_of_the_page_has_the_scores_of_the_atlas(run, atlas_file, monkeypatch):
     pytest.importorskip("marimo", reason="marimo is missing: no page is served")
     offered = []
@@ -34,6 +39,7 @@ def test_each_view_of_the_page_has_the_scores_of_the_atlas(run, atlas_file, monk
     assert offered == list(il.results.HeadAtlas.load(atlas_file).scores)
 
 
+@pytest.mark.slow
 def test_an_atlas_of_another_model_is_refused_before_a_page_is_served(run, atlas_file, tiny):
     pytest.importorskip("marimo", reason="marimo is missing: no page is served")
     code, out, err = run("live", PROMPT, "--atlas", atlas_file, "--model", tiny)
@@ -54,6 +60,7 @@ def test_missing_marimo_is_one_sentence(monkeypatch):
         browser.serve(lambda: None, announce=lambda address: None)
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_one_sentence():
     pytest.importorskip("marimo", reason="marimo is missing: no page is served")
     with socket.socket() as taken:
@@ -62,3 +69,26 @@ def test_a_port_that_is_taken_is_one_sentence():
         port = taken.getsockname()[1]
         with pytest.raises(il.InputError, match=f"port {port} cannot be used"):
             browser.serve(lambda: None, port=port, announce=lambda address: None)
+
+
+SERVE_AND_SAY_WHAT_IS_IMPORTED = """
+import os, sys
+from icl_lens.report.live_view import browser
+
+def announce(address):
+    print("icl_lens.report.live_view.widget" in sys.modules, "anywidget" in sys.modules)
+    sys.stdout.flush()
+    os._exit(0)
+
+assert "anywidget" not in sys.modules
+browser.serve(lambda: None, open_browser=False, announce=announce)
+"""
+
+
+@pytest.mark.slow
+def test_the_widget_is_imported_before_a_tab_can_open():
+    """Each tab is a thread of its own; two that import at once end in a deadlock."""
+    pytest.importorskip("marimo", reason="marimo is missing: no page is served")
+    command = [sys.executable, "-c", SERVE_AND_SAY_WHAT_IS_IMPORTED]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert result.stdout.split() == ["True", "True"], result.stderr

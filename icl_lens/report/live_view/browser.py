@@ -73,6 +73,9 @@ def serve(
     import marimo  # pyright: ignore[reportMissingImports]
     import uvicorn  # pyright: ignore[reportMissingImports]
 
+    # Two tabs that open together would import it in two threads, which Python may end as a deadlock.
+    import icl_lens.report.live_view.widget  # noqa: F401
+
     listening = _listen(port)
     address = Address(listening.getsockname()[1], secrets.token_urlsafe(24))
     builder = marimo.create_asgi_app(
