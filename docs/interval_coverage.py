@@ -17,7 +17,7 @@ import torch
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from icl_lens.intervals import (
+from icl_lens.foundation.intervals import (
     bootstrap_interval,
     draw_clusters,
     leave_one_out_interval,
@@ -121,7 +121,7 @@ def student_t(values: np.ndarray, cluster: np.ndarray) -> Ends:
 
 
 def studentized(values: np.ndarray, cluster: np.ndarray) -> Ends:
-    """Return the ends of `icl_lens.intervals`."""
+    """Return the ends of `icl_lens.foundation.intervals`."""
     _, low, high = mean_intervals(values, cluster)
     return low, high
 

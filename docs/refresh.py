@@ -120,7 +120,7 @@ def main(names: list[str]) -> None:
         draw_trace()
     if "trace" in names:
         trace_models([])
-    if "intervals" in names:  # minutes; only after a change of `icl_lens.intervals`
+    if "intervals" in names:  # minutes; only after a change of `icl_lens.foundation.intervals`
         refresh_intervals()
     for path in sorted((DOCS / "tutorials").glob("*.ipynb")):
         if not names or path.name[0] in names:

@@ -1,13 +1,13 @@
 from . import metrics as metrics
 from . import results as results
+from .analyses.atlas.head_atlas import head_atlas as head_atlas
+from .analyses.atlas.published import published_heads as published_heads
 from .analyses.explanation.comparison import compare as compare
 from .analyses.explanation.explain import explain as explain
 from .analyses.model_comparison import compare_models as compare_models
 from .analyses.task_check import task_check as task_check
 from .analyses.trace import trace as trace
 from .analyses.two_towers import two_towers as two_towers
-from .atlas.head_atlas import head_atlas as head_atlas
-from .atlas.published import published_heads as published_heads
 from .edits.ablate import Ablate as Ablate
 from .edits.add_vector import AddVector as AddVector
 from .edits.attention_edits import Block as Block

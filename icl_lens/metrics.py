@@ -1,5 +1,5 @@
 """Accuracy, rank statistics and label biases; bootstrap intervals over prompts are in
-`icl_lens.intervals`.
+`icl_lens.foundation.intervals`.
 
 Axes named `batch` have one entry per prompt; `n`, `query` and `key` count any items.
 """
@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.defaults import N_TOP
 from icl_lens.errors import InputError, short_repr
-from icl_lens.intervals import Interval as Interval
-from icl_lens.intervals import bootstrap_interval as bootstrap_interval
-from icl_lens.intervals import interval_table as interval_table
-from icl_lens.intervals import with_random_sets as with_random_sets
+from icl_lens.foundation.defaults import N_TOP
+from icl_lens.foundation.intervals import Interval as Interval
+from icl_lens.foundation.intervals import bootstrap_interval as bootstrap_interval
+from icl_lens.foundation.intervals import interval_table as interval_table
+from icl_lens.foundation.intervals import with_random_sets as with_random_sets
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import signed
 from icl_lens.result.view import View, table_view

@@ -1,6 +1,7 @@
 import pathlib
 import typing
 
+from .analyses.atlas.head_atlas_result import HeadAtlas as HeadAtlas
 from .analyses.explanation.comparison import Comparison as Comparison
 from .analyses.explanation.result import Explanation as Explanation
 from .analyses.model_comparison import ModelComparison as ModelComparison
@@ -8,7 +9,6 @@ from .analyses.pair_check import PairCheck as PairCheck
 from .analyses.task_check import TaskCheck as TaskCheck
 from .analyses.trace_result import Trace as Trace
 from .analyses.two_towers_result import TwoTowers as TwoTowers
-from .atlas.head_atlas_result import HeadAtlas as HeadAtlas
 from .measures.circuit import Circuit as Circuit
 from .measures.controlled_ablation_result import ControlledAblation as ControlledAblation
 from .measures.demonstration_effects import DemonstrationEffects as DemonstrationEffects

@@ -15,4 +15,5 @@ Many prompts:
    and returns a `two_towers_result`.
 5. `trace` exchanges what is at each layer and token role, to show where the answer is read;
    `trace_estimates` estimates this from gradients, and `trace_result` is what users get.
+6. `atlas` measures the scores of every head that papers use, side by side.
 """

@@ -11,7 +11,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from icl_lens.errors import InputError
-from icl_lens.intervals import Interval, bootstrap_interval, mean_intervals
+from icl_lens.foundation.intervals import Interval, bootstrap_interval, mean_intervals
+from icl_lens.foundation.ranking_scores import DIRECT_SCORES, SCORES, Score, choose_score
 from icl_lens.measures.effects import head_effects
 from icl_lens.measures.exchanges import SINGLE, single_exchanges, tower_prompts
 from icl_lens.measures.head_findings import MODELS_NOTE
@@ -24,7 +25,6 @@ from icl_lens.models.readout import FinalNorm
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.prompts.tokenize import tokenize
-from icl_lens.ranking_scores import DIRECT_SCORES, SCORES, Score, choose_score
 from icl_lens.reading.activations import Activations
 from icl_lens.reading.capture import capture
 from icl_lens.reading.increases import head_log_prob_increase

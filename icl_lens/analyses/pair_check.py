@@ -15,7 +15,7 @@ from torch import Tensor
 
 from icl_lens.analyses.task_check_base import Check, few_queries
 from icl_lens.edits.score import score
-from icl_lens.intervals import MIN_CLUSTERS, Interval, bootstrap_interval
+from icl_lens.foundation.intervals import MIN_CLUSTERS, Interval, bootstrap_interval
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.passes.memory import CHECK_TOKENS
 from icl_lens.models.view import ModelView

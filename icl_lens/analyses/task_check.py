@@ -28,7 +28,7 @@ from icl_lens.analyses.pair_check import PairCheck, pair_check
 from icl_lens.analyses.task_check_base import Check, few_queries
 from icl_lens.edits.score import score
 from icl_lens.errors import InputError, check_integers
-from icl_lens.intervals import (
+from icl_lens.foundation.intervals import (
     MIN_CLUSTERS,
     Interval,
     bootstrap_interval,

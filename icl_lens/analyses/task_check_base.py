@@ -3,7 +3,7 @@
 import math
 from typing import Any, ClassVar
 
-from icl_lens.intervals import MIN_CLUSTERS
+from icl_lens.foundation.intervals import MIN_CLUSTERS
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import decimal, joined, signed, whole_percent
 from icl_lens.result.view import Column, Section, View

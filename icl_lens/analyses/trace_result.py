@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
 
-from icl_lens.intervals import MIN_CLUSTERS, Interval, mean_intervals
+from icl_lens.foundation.intervals import MIN_CLUSTERS, Interval, mean_intervals
 from icl_lens.models.active_edits import edits_note
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import decimal, interval_text, joined, signed, signed_ends

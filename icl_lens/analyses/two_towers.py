@@ -10,10 +10,11 @@ import pandas as pd
 import torch
 
 from icl_lens.analyses.two_towers_result import ExchangeEffects, TwoTowers
-from icl_lens.defaults import N_LOCATED, N_RANDOM_SETS
 from icl_lens.edits.edit_checks import checked_heads
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers
-from icl_lens.intervals import MIN_RANDOM_SETS
+from icl_lens.foundation.defaults import N_LOCATED, N_RANDOM_SETS
+from icl_lens.foundation.intervals import MIN_RANDOM_SETS
+from icl_lens.foundation.ranking_scores import SCORES, Score
 from icl_lens.measures.exchanges import (
     EXCHANGES,
     N_SCANNED,
@@ -36,7 +37,6 @@ from icl_lens.prompts.labeled_task import Layout
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts
 from icl_lens.prompts.tasks import Task, halves_by_query, named_task
 from icl_lens.prompts.tokenize import tokenize
-from icl_lens.ranking_scores import SCORES, Score
 from icl_lens.runs.run import Run, as_run
 from icl_lens.runs.stream import plan_in_order, start
 

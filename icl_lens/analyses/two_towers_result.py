@@ -11,10 +11,15 @@ from jaxtyping import Bool, Float
 
 from icl_lens.analyses.behavior_contrasts import balanced_values
 from icl_lens.analyses.task_check_base import few_queries
-from icl_lens.intervals import MIN_CLUSTERS, Interval, bootstrap_interval, with_random_sets
+from icl_lens.foundation.intervals import (
+    MIN_CLUSTERS,
+    Interval,
+    bootstrap_interval,
+    with_random_sets,
+)
+from icl_lens.foundation.ranking_scores import Score
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
-from icl_lens.ranking_scores import Score
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import (
     interval_decimals,

@@ -23,8 +23,8 @@ from icl_lens.cli.options import (
     preview,
 )
 from icl_lens.cli.task_options import SplitTask, print_what_heads_carry
-from icl_lens.defaults import N_RANDOM_SETS_PER_GROUP
 from icl_lens.errors import InputError
+from icl_lens.foundation.defaults import N_RANDOM_SETS_PER_GROUP
 
 if TYPE_CHECKING:
     from icl_lens.prompts.prompt import Prompt
@@ -75,7 +75,7 @@ def ablate(
     vocabulary (top token); log-odds are those against the other labels.
     """
     import icl_lens as il
-    from icl_lens.files import write_text
+    from icl_lens.foundation.files import write_text
     from icl_lens.models.view import ModelView
     from icl_lens.report.renderers import page as page_of
     from icl_lens.result.tables import csv_text

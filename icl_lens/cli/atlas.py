@@ -12,8 +12,8 @@ from icl_lens.cli.head_options import NO_HEADS, head_names
 from icl_lens.cli.option_groups import grouped, reject_options
 from icl_lens.cli.options import FileOptions, ModelOptions, SeedOption, TokenOptions, preview
 from icl_lens.cli.task_options import SplitTask
-from icl_lens.defaults import N_LOCATED
 from icl_lens.errors import InputError
+from icl_lens.foundation.defaults import N_LOCATED
 
 
 @dataclass(frozen=True, kw_only=True)

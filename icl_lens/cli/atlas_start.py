@@ -44,8 +44,8 @@ def few_queries_warning(
     """Return which kinds cannot be tested because the prompts have too few different queries, and
     what gives more; empty if they have enough.
     """
-    from icl_lens.atlas.definitions import EDITING_SCORES
-    from icl_lens.atlas.kinds import MIN_QUERIES, PROMPT_KINDS, queries_needed
+    from icl_lens.analyses.atlas.definitions import EDITING_SCORES
+    from icl_lens.analyses.atlas.kinds import MIN_QUERIES, PROMPT_KINDS, queries_needed
     from icl_lens.result.number_format import joined
 
     n_needed = queries_needed(n_heads)
@@ -73,7 +73,7 @@ def prompts_with_enough_queries(queries: Sequence[str], n_heads: int) -> int:
     """Return how many of the first prompts have as many different queries as kinds need in a model
     of `n_heads` heads; 0 if all have fewer.
     """
-    from icl_lens.atlas.kinds import queries_needed
+    from icl_lens.analyses.atlas.kinds import queries_needed
 
     n_needed = queries_needed(n_heads)
     seen: set[str] = set()
@@ -88,7 +88,7 @@ def duration_sentence(model: Any, batch: "PromptBatch | None", **counts: int) ->
     """Return how long the atlas is expected to take, and how much less with fewer edited prompts;
     empty for less than ten seconds. `counts` are n_sequences, n_edited and n_held_out.
     """
-    from icl_lens.atlas.duration import expected_seconds, seconds_per_token
+    from icl_lens.analyses.atlas.duration import expected_seconds, seconds_per_token
     from icl_lens.models.view import ModelView
 
     per_token = seconds_per_token(model, batch)

@@ -22,8 +22,8 @@ from icl_lens.cli.options import (
     preview,
 )
 from icl_lens.cli.task_options import SplitTask
-from icl_lens.defaults import N_RANDOM_SETS
 from icl_lens.errors import InputError
+from icl_lens.foundation.defaults import N_RANDOM_SETS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def circuit(
     --nproc_per_node 2 -m icl_lens circuit …` distributes the prompts over processes.
     """
     import icl_lens as il
-    from icl_lens.files import write_text
+    from icl_lens.foundation.files import write_text
     from icl_lens.models.view import ModelView
     from icl_lens.report import plots
     from icl_lens.report.circuit_graph import svg

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from icl_lens.printable import HIDDEN, visible
+from icl_lens.foundation.printable import HIDDEN, visible
 
 if TYPE_CHECKING:
     from icl_lens.runs.progress import Progress

@@ -19,8 +19,8 @@ from icl_lens.cli.options import (
     parse_prompt,
 )
 from icl_lens.cli.task_options import TaskOptions, print_what_heads_carry
-from icl_lens.defaults import N_ABLATED, N_DESCRIBED
 from icl_lens.errors import InputError
+from icl_lens.foundation.defaults import N_ABLATED, N_DESCRIBED
 
 if TYPE_CHECKING:
     from icl_lens.prompts.prompt import Prompt

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from typer import Option
 
 from icl_lens.cli.console import progress
-from icl_lens.defaults import N_LOCATED
 from icl_lens.errors import InputError
-from icl_lens.ranking_scores import LOCATING_SCORE, Score
+from icl_lens.foundation.defaults import N_LOCATED
+from icl_lens.foundation.ranking_scores import LOCATING_SCORE, Score
 
 if TYPE_CHECKING:
     from icl_lens.models.head import Head

@@ -74,7 +74,7 @@ def live(
     view of its own.
     """
     from icl_lens import live as live_view
-    from icl_lens.atlas.head_atlas_result import HeadAtlas
+    from icl_lens.analyses.atlas.head_atlas_result import HeadAtlas
     from icl_lens.models.view import ModelView
     from icl_lens.prompts.prompt import Prompt
     from icl_lens.report.live_view.browser import Address, check_installed, serve

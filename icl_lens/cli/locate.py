@@ -28,9 +28,9 @@ from icl_lens.cli.task_options import (
     print_what_heads_carry,
     shared_queries_remedy,
 )
-from icl_lens.defaults import N_LOCATED, N_RANDOM_SETS
 from icl_lens.errors import InputError
-from icl_lens.ranking_scores import LOCATING_SCORE
+from icl_lens.foundation.defaults import N_LOCATED, N_RANDOM_SETS
+from icl_lens.foundation.ranking_scores import LOCATING_SCORE
 from icl_lens.report.terminal import new_table
 
 if TYPE_CHECKING:

@@ -249,7 +249,7 @@ class PageOptions:
 
     def check(self) -> None:
         """Raise InputError if an output file cannot be written."""
-        from icl_lens.files import check_writable
+        from icl_lens.foundation.files import check_writable
 
         check_writable(*(path for name, path in vars(self).items() if name != "open_page"))
 
@@ -259,7 +259,7 @@ class PageOptions:
 
         Return None if neither is given. Raise InputError if the folder is not writable.
         """
-        from icl_lens.files import write_text
+        from icl_lens.foundation.files import write_text
 
         if self.html is None and not self.open_page:
             return None
@@ -283,7 +283,7 @@ class FileOptions(PageOptions):
 
     def write_json(self, text: Callable[[], str]) -> None:
         """Write the text to `--json`, if given."""
-        from icl_lens.files import write_text
+        from icl_lens.foundation.files import write_text
 
         if self.json_file is not None:
             write_text(self.json_file, text())

@@ -105,7 +105,7 @@ def quiet_libraries() -> None:
     logging.getLogger("icl_lens").setLevel(logging.WARNING)
     import transformers
 
-    from icl_lens.hub import show_download_bars
+    from icl_lens.foundation.hub import show_download_bars
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()  # also disables download progress bars

@@ -39,7 +39,7 @@ def check_digest(
     """Return a digest of all that a check depends on; `tokenized` are the keyword arguments of
     `il.tokenize`.
     """
-    from icl_lens.digest import json_digest, weights_digest
+    from icl_lens.foundation.digest import json_digest, weights_digest
     from icl_lens.models.passes.offload import ParameterMap
     from icl_lens.models.view import ModelView
     from icl_lens.prompts.token_ids import vocabulary_digest

@@ -15,7 +15,7 @@ from icl_lens.cli.console import progress, with_duration
 from icl_lens.cli.option_groups import reject_options
 from icl_lens.cli.options import ModelOptions, TokenOptions, preview
 from icl_lens.errors import InputError
-from icl_lens.files import parse_json
+from icl_lens.foundation.files import parse_json
 
 if TYPE_CHECKING:
     from icl_lens.analyses.explanation.result import Explanation

@@ -13,9 +13,9 @@ from icl_lens.cli.head_options import HeadChoice
 from icl_lens.cli.option_groups import grouped
 from icl_lens.cli.options import FileOptions, ModelOptions, SeedOption, TokenOptions, preview
 from icl_lens.cli.task_options import SplitTask
-from icl_lens.defaults import N_LOCATED, N_RANDOM_SETS
 from icl_lens.errors import InputError
-from icl_lens.ranking_scores import Score
+from icl_lens.foundation.defaults import N_LOCATED, N_RANDOM_SETS
+from icl_lens.foundation.ranking_scores import Score
 
 if TYPE_CHECKING:
     from icl_lens.prompts.prompt import Prompt

@@ -31,7 +31,6 @@ import pandas as pd
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.defaults import N_RANDOM_SETS
 from icl_lens.edits.captured_writers import writer_means
 from icl_lens.edits.edge_removal import replaced_by_sets
 from icl_lens.edits.edges import RemovalMasks
@@ -39,7 +38,8 @@ from icl_lens.edits.head_reader import Means
 from icl_lens.edits.read import read_labels
 from icl_lens.edits.score import score_sets
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers, short_repr
-from icl_lens.intervals import MIN_CLUSTERS, MIN_RANDOM_SETS, Interval
+from icl_lens.foundation.defaults import N_RANDOM_SETS
+from icl_lens.foundation.intervals import MIN_CLUSTERS, MIN_RANDOM_SETS, Interval
 from icl_lens.measures.edge_sets import EdgeSets
 from icl_lens.measures.edge_space import EdgeSpace
 from icl_lens.measures.head_to_head_effects import estimate_effects

@@ -18,12 +18,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.defaults import N_RANDOM_SETS_PER_GROUP
-from icl_lens.digest import weights_digest
 from icl_lens.edits.ablate import Ablate, Mode, Reference
 from icl_lens.edits.edit import Positions
 from icl_lens.edits.reference_prompts import reference_in_words, warn_of_same_pairs
 from icl_lens.errors import InputError, check_at_least, check_integers
+from icl_lens.foundation.defaults import N_RANDOM_SETS_PER_GROUP
+from icl_lens.foundation.digest import weights_digest
 from icl_lens.measures.answer_scores import AnswerScores, score_answers
 from icl_lens.measures.controlled_ablation_result import (
     Condition,

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from icl_lens.edits.ablate import Mode
 from icl_lens.edits.edit import Positions
 from icl_lens.errors import check_choice, short_repr
-from icl_lens.intervals import (
+from icl_lens.foundation.intervals import (
     MIN_CLUSTERS,
     MIN_RANDOM_SETS,
     Interval,

@@ -29,7 +29,7 @@ from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache
 from icl_lens.edits.recomputed_patterns import without_keys
 from icl_lens.edits.score import score_sets
 from icl_lens.errors import InputError, check_choice, short_repr
-from icl_lens.intervals import mean_intervals
+from icl_lens.foundation.intervals import mean_intervals
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.passes.locking import reserves_model
 from icl_lens.models.passes.memory import PASS_TOKENS

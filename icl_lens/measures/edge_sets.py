@@ -8,7 +8,11 @@ import pandas as pd
 from jaxtyping import Bool, Float, Int
 
 from icl_lens.edits.edges import RemovalMasks
-from icl_lens.intervals import leave_one_out_interval, leave_one_out_means, with_random_sets
+from icl_lens.foundation.intervals import (
+    leave_one_out_interval,
+    leave_one_out_means,
+    with_random_sets,
+)
 from icl_lens.measures.edge_space import EdgeSpace
 from icl_lens.measures.random_heads import random_head_sets
 from icl_lens.models.head import Head

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from icl_lens.intervals import MIN_CLUSTERS, MIN_RANDOM_SETS, Interval
+from icl_lens.foundation.intervals import MIN_CLUSTERS, MIN_RANDOM_SETS, Interval
 from icl_lens.result.number_format import interval_text, joined
 
 MAX_NAMED_HEADS = 6

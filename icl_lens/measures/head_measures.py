@@ -1,4 +1,4 @@
-"""Measure a score of every head on a batch of prompts, for the scores of `icl_lens.ranking_scores`.
+"""Measure a score of every head on a batch of prompts, for the scores of `icl_lens.foundation.ranking_scores`.
 
 `DirectMeasure` gives increases and contrasts, `EffectMeasure` what zeroing a head costs, and
 `ExchangeMeasure` what a donor's query, keys or values cost.
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.edit import Positions
+from icl_lens.foundation.ranking_scores import DirectScore, Score
 from icl_lens.measures.effects import (
     AnswerTokens,
     Method,
@@ -25,7 +26,6 @@ from icl_lens.models.passes.memory import LOGIT_BYTES, STREAM_BYTES
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.ranking_scores import DirectScore, Score
 from icl_lens.reading.activations import Activations
 from icl_lens.reading.capture import capture
 from icl_lens.reading.head_parts import scaled_z

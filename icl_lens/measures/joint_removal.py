@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from icl_lens.edits.ablate import Ablate
-from icl_lens.intervals import Interval
+from icl_lens.foundation.intervals import Interval
 from icl_lens.measures.answer_scores import score_answers
 from icl_lens.measures.controlled_ablation import columns_of_sets, conditions_of_sets
 from icl_lens.measures.controlled_ablation_result import ConditionName, ControlledAblation

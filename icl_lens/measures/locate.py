@@ -17,11 +17,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from icl_lens.defaults import N_LOCATED, N_RANDOM_SETS
 from icl_lens.edits.edit import Positions
 from icl_lens.edits.score import score
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers
-from icl_lens.intervals import MIN_RANDOM_SETS
+from icl_lens.foundation.defaults import N_LOCATED, N_RANDOM_SETS
+from icl_lens.foundation.intervals import MIN_RANDOM_SETS
+from icl_lens.foundation.ranking_scores import LOCATING_SCORE, SCORES, Score
 from icl_lens.measures.controlled_ablation import ablate_with_controls
 from icl_lens.measures.controlled_ablation_result import ControlledAblation
 from icl_lens.measures.effects import (
@@ -49,7 +50,6 @@ from icl_lens.prompts.batch import PromptBatch, count_prompts, with_answers
 from icl_lens.prompts.batch_checks import check_batch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
-from icl_lens.ranking_scores import LOCATING_SCORE, SCORES, Score
 from icl_lens.reading.scored_tokens import Against
 from icl_lens.reading.search import check_k
 from icl_lens.runs.configuration import tensors_digest

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from icl_lens.edits.edit import Positions
+from icl_lens.foundation.ranking_scores import Score
 from icl_lens.measures.controlled_ablation_result import (
     ControlledAblation,
     Measure,
@@ -22,7 +23,6 @@ from icl_lens.measures.head_findings import list_finding
 from icl_lens.measures.ranking_means import MeanScore
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
-from icl_lens.ranking_scores import Score
 from icl_lens.reading.scored_tokens import Outcome
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import decimal, percent, signed

@@ -28,7 +28,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.errors import InputError, check_at_least, check_choice
-from icl_lens.intervals import mean_intervals
+from icl_lens.foundation.intervals import mean_intervals
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.head import AnyHead, Head, as_head
 from icl_lens.models.view import ModelView

@@ -17,6 +17,7 @@ from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.edit_checks import checked_heads
 from icl_lens.edits.score import score_sets
 from icl_lens.errors import InputError
+from icl_lens.foundation.ranking_scores import Score
 from icl_lens.measures.exchanges import (
     SINGLE,
     PromptsWithDonors,
@@ -30,7 +31,6 @@ from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.ranking_scores import Score
 from icl_lens.reading.capture import capture
 from icl_lens.reading.increases import listed_head_increase
 from icl_lens.reading.scored_tokens import OUTCOMES_OF_ANSWER, AnswerTokens, Outcome

@@ -4,8 +4,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from icl_lens.defaults import N_RANDOM_SETS
 from icl_lens.errors import InputError
+from icl_lens.foundation.defaults import N_RANDOM_SETS
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
 

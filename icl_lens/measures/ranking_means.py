@@ -1,7 +1,7 @@
 """Means over prompts of the scores of all heads, or of all edges, with intervals and `selected`.
 
 A score is an array with one row per prompt. Prompts that share a query are not independent, so
-intervals (`icl_lens.intervals`) and draws for `selected` are over queries.
+intervals (`icl_lens.foundation.intervals`) and draws for `selected` are over queries.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.errors import InputError
-from icl_lens.intervals import draw_clusters, mean_intervals, resampled_sums, top_places
+from icl_lens.foundation.intervals import draw_clusters, mean_intervals, resampled_sums, top_places
 from icl_lens.models.head import Head
 
 # Draws and columns whose ranking is computed at a time.

@@ -19,7 +19,7 @@ from icl_lens.edits.add_vector import AddVector
 from icl_lens.edits.reference_prompts import reference_batches
 from icl_lens.edits.score import score
 from icl_lens.errors import InputError, check_integers, short_repr
-from icl_lens.intervals import mean_intervals
+from icl_lens.foundation.intervals import mean_intervals
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.passes.locking import reserves_model
 from icl_lens.models.view import ModelView

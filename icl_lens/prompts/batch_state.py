@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
+from icl_lens.foundation.shapes import check_shapes
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.decisions import Decisions
 from icl_lens.prompts.prompt import Demonstration, Prompt, Template
-from icl_lens.shapes import check_shapes
 
 VALUES = ("labels", "token_strings", "token_names", "texts", "vocabulary", "prepend_bos")
 """Fields that JSON stores as they are."""

@@ -13,8 +13,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from icl_lens.digest import json_digest
 from icl_lens.errors import InputError, short_repr
+from icl_lens.foundation.digest import json_digest
 from icl_lens.prompts.class_labels import Labels
 from icl_lens.prompts.datasets import PAIR_COLUMNS, check_columns, read_files, two_cells
 from icl_lens.prompts.draw import (

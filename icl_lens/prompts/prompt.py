@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from icl_lens.errors import InputError, short_repr
-from icl_lens.printable import visible
+from icl_lens.foundation.printable import visible
 from icl_lens.prompts.chat_turns import chat_format
 from icl_lens.prompts.name_order import in_order, quoted_list
 

@@ -9,8 +9,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
-from icl_lens.digest import json_digest
 from icl_lens.errors import InputError, check_at_least, check_choice
+from icl_lens.foundation.digest import json_digest
 from icl_lens.prompts.datasets import (
     DATASETS,
     SUFFIXES,

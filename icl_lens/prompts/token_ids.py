@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from icl_lens.digest import json_digest
 from icl_lens.errors import InputError, short_repr
+from icl_lens.foundation.digest import json_digest
 
 # Padding is masked and never shown, so any valid id works; the tokenizer's own pad token may be
 # outside the model's vocabulary (TransformerLens adds one to tokenizers without it).

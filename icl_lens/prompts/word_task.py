@@ -9,10 +9,10 @@ from math import perm
 from pathlib import Path
 from typing import Any, ClassVar
 
-from icl_lens.digest import json_digest
 from icl_lens.errors import InputError, did_you_mean
-from icl_lens.files import parse_json
-from icl_lens.hub import first_line
+from icl_lens.foundation.digest import json_digest
+from icl_lens.foundation.files import parse_json
+from icl_lens.foundation.hub import first_line
 from icl_lens.prompts.datasets import DATASETS, SUFFIXES
 from icl_lens.prompts.draw import (
     SURROGATE,

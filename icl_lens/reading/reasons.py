@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from icl_lens.foundation.ranking_scores import DirectScore
 from icl_lens.models.head import Head
-from icl_lens.ranking_scores import DirectScore
 from icl_lens.reading.activations import Activations
 from icl_lens.reading.attention_score_parts import attention_score_parts
 from icl_lens.reading.value_parts import value_parts

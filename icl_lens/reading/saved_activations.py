@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from icl_lens.errors import InputError, check_choice
+from icl_lens.foundation.shapes import check_shapes
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.batch_checks import check_vocabulary
@@ -25,7 +26,6 @@ from icl_lens.reading.serialization import (
     read_tensors,
     write_tensors,
 )
-from icl_lens.shapes import check_shapes
 
 KIND, VERSION = "activations", 3
 """Kind and version of the files; the version increases when a field changes meaning."""

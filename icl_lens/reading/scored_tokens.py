@@ -15,10 +15,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.errors import InputError, short_repr
+from icl_lens.foundation.ranking_scores import DIRECT_SCORES, DirectScore, choose_score
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, tokens_of_labels
-from icl_lens.ranking_scores import DIRECT_SCORES, DirectScore, choose_score
 from icl_lens.reading.activations import Activations, check_device
 
 Against = Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None

@@ -27,13 +27,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.defaults import N_TOP
 from icl_lens.errors import InputError, check_integers
+from icl_lens.foundation.defaults import N_TOP
+from icl_lens.foundation.ranking_scores import DirectScore
 from icl_lens.models.active_edits import edits_suffix
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.prompts.batch import count_prompts
-from icl_lens.ranking_scores import DirectScore
 from icl_lens.reading.activations import Activations
 from icl_lens.reading.decompose import head_outputs, selected_subhead_values
 from icl_lens.reading.head_parts import head_values, padding, scaled_pattern, scaled_z

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from icl_lens.errors import InputError
-from icl_lens.files import atomic_write
+from icl_lens.foundation.files import atomic_write
 
 KEY = "icl_lens"
 

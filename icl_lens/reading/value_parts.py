@@ -20,10 +20,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.errors import check_choice
+from icl_lens.foundation.ranking_scores import DirectScore
 from icl_lens.models.active_edits import edits_suffix
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.prompts.token_ids import TokenPositions
-from icl_lens.ranking_scores import DirectScore
 from icl_lens.reading.activations import Activations
 from icl_lens.reading.head_parts import scaled_pattern
 from icl_lens.reading.head_projection import (

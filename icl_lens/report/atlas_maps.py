@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from icl_lens.atlas.head_atlas_result import HeadAtlas
-from icl_lens.atlas.head_score import HeadScore
+from icl_lens.analyses.atlas.head_atlas_result import HeadAtlas
+from icl_lens.analyses.atlas.head_score import HeadScore
 from icl_lens.report.axes import new_figure, plain, signed_mesh, to_array
 from icl_lens.report.notebook_figure import PAGE
 from icl_lens.report.palette import INK

@@ -21,8 +21,8 @@ from matplotlib.ticker import MaxNLocator
 
 from icl_lens.analyses.explanation.reports import n_largest
 from icl_lens.analyses.explanation.result import Explanation
-from icl_lens.defaults import N_TOP
 from icl_lens.errors import InputError
+from icl_lens.foundation.defaults import N_TOP
 from icl_lens.report.atlas_maps import atlas as atlas
 from icl_lens.report.axes import (
     DIVERGING,

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from rich.console import RenderableType
 
+from icl_lens.analyses.atlas.head_atlas_result import HeadAtlas
 from icl_lens.analyses.explanation.result import Explanation
 from icl_lens.analyses.model_comparison import ModelComparison
 from icl_lens.analyses.trace_result import Trace
 from icl_lens.analyses.two_towers_result import TwoTowers
-from icl_lens.atlas.head_atlas_result import HeadAtlas
 from icl_lens.measures.circuit import Circuit
 from icl_lens.report import explanation_terminal
 from icl_lens.report.html import atlas_page, explanation_page, view_page

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 import pandas as pd
 
-from icl_lens.files import write_text
+from icl_lens.foundation.files import write_text
 from icl_lens.result import stored
 from icl_lens.result.renderer_registry import renderers
 from icl_lens.result.view import View

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from statistics import fmean
 
-from icl_lens.intervals import Interval
+from icl_lens.foundation.intervals import Interval
 
 SMALLEST = 1e-8
 """Smallest probability that is written as a number."""

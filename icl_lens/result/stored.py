@@ -23,10 +23,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from icl_lens.digest import json_digest
 from icl_lens.errors import InputError
-from icl_lens.files import parse_json
-from icl_lens.shapes import check_shapes
+from icl_lens.foundation.digest import json_digest
+from icl_lens.foundation.files import parse_json
+from icl_lens.foundation.shapes import check_shapes
 
 PACKAGES = ("icl-lens", "torch", "transformers", "transformer-lens")
 HEADER = ("format", "version", "versions", "digest", "summary")

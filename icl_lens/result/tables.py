@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from icl_lens.errors import InputError
-from icl_lens.intervals import MIN_CLUSTERS
+from icl_lens.foundation.intervals import MIN_CLUSTERS
 from icl_lens.result.number_format import percent, signed_ends
 
 # Rows in the repr of a result; `to_frame` returns all of them.

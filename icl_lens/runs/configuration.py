@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from icl_lens.digest import json_digest, weights_digest
+from icl_lens.foundation.digest import json_digest, weights_digest
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.passes.offload import ParameterMap
 from icl_lens.models.view import ModelView

@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 from torch import Tensor
 
-from icl_lens.digest import json_digest
 from icl_lens.errors import InputError
+from icl_lens.foundation.digest import json_digest
 from icl_lens.models.passes.memory import BUDGET, MAX_ROWS
 from icl_lens.models.sizes import captured_bytes
 from icl_lens.models.view import ModelView

@@ -31,7 +31,7 @@ from icl_lens.analyses.task_check import (
 from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.locate import locate
 from icl_lens.cli.task_options import print_what_heads_carry
-from icl_lens.intervals import Interval
+from icl_lens.foundation.intervals import Interval
 
 NAMES = ("number", "sentiment")
 WORDS = files("icl_lens") / "bundled" / "words.json"

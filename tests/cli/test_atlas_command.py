@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import icl_lens as il
-from icl_lens.atlas import duration
+from icl_lens.analyses.atlas import duration
 from icl_lens.cli.atlas import AtlasTask
 from icl_lens.cli.atlas_start import (
     duration_sentence,

@@ -10,7 +10,7 @@ from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.more_queries import more_queries_sentence
 from icl_lens.cli.options import TokenOptions
 from icl_lens.cli.task_options import TaskOptions
-from icl_lens.intervals import Interval
+from icl_lens.foundation.intervals import Interval
 
 ANIMALS = il.WordTask("animal-country")
 

@@ -20,7 +20,7 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.edits.one_token_rows import prefix_cache
 from icl_lens.edits.reference_prompts import SamePairsWarning, mean_z
-from icl_lens.intervals import bootstrap_interval
+from icl_lens.foundation.intervals import bootstrap_interval
 from icl_lens.measures import controlled_ablation
 from icl_lens.measures.answer_scores import AnswerScores, score_answers
 from icl_lens.measures.controlled_ablation_result import Condition, ControlledAblation
@@ -230,7 +230,7 @@ def test_a_constant_answer_is_named_where_it_is_always_right(icl_mini, layout, w
 def test_two_random_sets_give_no_interval(gpt2, gpt2_batch, ablation, monkeypatch):
     """Nothing says how much random sets vary."""
     assert math.isnan(ablation.interval("heads", "log_odds").low)  # of three queries
-    monkeypatch.setattr("icl_lens.intervals.MIN_CLUSTERS", 2)
+    monkeypatch.setattr("icl_lens.foundation.intervals.MIN_CLUSTERS", 2)
     assert len(ablation.conditions["same layers"].sets) == 2
     assert math.isfinite(ablation.interval("heads", "log_odds").low)
     for measure in ("accuracy", "log_odds", "auroc", "over_vocabulary"):

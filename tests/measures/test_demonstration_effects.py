@@ -144,7 +144,7 @@ def test_means_by_place_and_class_by_hand(load_tiny, monkeypatch):
         means, pd.Series(expected), check_names=False, check_index_type=False
     )
     assert by_hand.by_place()["low"].isna().all()  # two queries
-    monkeypatch.setattr("icl_lens.intervals.MIN_CLUSTERS", 2)
+    monkeypatch.setattr("icl_lens.foundation.intervals.MIN_CLUSTERS", 2)
     table = by_hand.by_place().set_index(["place", "demonstrations"])
     assert table.loc[(1, "both"), "low"] < 3.5 < table.loc[(1, "both"), "high"]
     assert table.loc[(1, "both"), "n"] == 4

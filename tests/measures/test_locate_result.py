@@ -11,7 +11,7 @@ from launches import locating_half
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.intervals import bootstrap_interval
+from icl_lens.foundation.intervals import bootstrap_interval
 from icl_lens.models.view import ModelView
 from icl_lens.result.number_format import percent
 from icl_lens.runs.configuration import configuration

@@ -16,7 +16,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.cli import main
-from icl_lens.intervals import student_quantile
+from icl_lens.foundation.intervals import student_quantile
 from icl_lens.measures.effects import exact_effects
 
 N, BATCH = 32, 2

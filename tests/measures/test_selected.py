@@ -12,7 +12,7 @@ from page_elements import Page
 
 import icl_lens as il
 from icl_lens.edits.captured_writers import writer_means
-from icl_lens.intervals import draw_clusters
+from icl_lens.foundation.intervals import draw_clusters
 from icl_lens.measures.edge_space import EdgeSpace
 from icl_lens.measures.exchanges import single_exchanges, tower_prompts
 from icl_lens.measures.head_to_head_effects import estimate_effects

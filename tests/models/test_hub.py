@@ -20,7 +20,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
 import icl_lens as il
-from icl_lens.hub import explain_hub_error, show_download_bars
+from icl_lens.foundation.hub import explain_hub_error, show_download_bars
 from icl_lens.prompts.datasets import load_hub_splits
 
 ROWS = 24

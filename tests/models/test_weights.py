@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 import icl_lens as il
-from icl_lens.digest import weights_digest
+from icl_lens.foundation.digest import weights_digest
 from icl_lens.models.loading.supported import tl_version
 from icl_lens.models.passes.offload import ParameterMap
 from icl_lens.models.view import ModelView

@@ -93,7 +93,7 @@ def test_no_module_of_the_project_is_imported_by_name():
         ("icl_lens/result/view.py", "import rich", "views"),
         ("icl_lens/models/head.py", "def late():\n    import icl_lens.cli", "rooms"),
         ("icl_lens/models/passes/locking.py", "import icl_lens.models.loading.load", "models"),
-        ("icl_lens/errors.py", "import icl_lens.files", "rooms"),
+        ("icl_lens/errors.py", "import icl_lens.foundation.files", "rooms"),
         ("icl_lens/brand_new_room.py", "", "rooms"),
         ("icl_lens/reading/increases.py", "import icl_lens.reading.search", "circles"),
         (

@@ -1,4 +1,4 @@
-"""Functions and commands share their defaults: one number for each idea (`icl_lens.defaults`)."""
+"""Functions and commands share their defaults: one number for each idea (`icl_lens.foundation.defaults`)."""
 
 import inspect
 
@@ -6,8 +6,8 @@ import pytest
 import typer
 
 import icl_lens as il
-from icl_lens import defaults
 from icl_lens.cli import app
+from icl_lens.foundation import defaults
 
 N_LOCATED_IF_NONE = None
 """`k` is `N_LOCATED`, or the number of heads of a smaller model."""

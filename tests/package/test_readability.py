@@ -54,7 +54,7 @@ READABLE = Figures(
 LIMITS = {
     "icl_lens": Figures(1.5, 0, 1.2, 0),
     "icl_lens/analyses": READABLE,
-    "icl_lens/atlas": READABLE,
+    "icl_lens/analyses/atlas": READABLE,
     "icl_lens/reading": READABLE,
     "icl_lens/cli": READABLE,
     "icl_lens/edits": READABLE,

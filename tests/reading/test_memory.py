@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import icl_lens as il
+from icl_lens.analyses.atlas.task_scores import similarity_auroc
 from icl_lens.analyses.explanation import explain
 from icl_lens.analyses.explanation.compute_head_reports import head_reports
-from icl_lens.atlas.task_scores import similarity_auroc
 from icl_lens.edits.captured_writers import writer_means
 from icl_lens.edits.head_reader import HeadReader
 from icl_lens.edits.hugging_face_cache import new_cache

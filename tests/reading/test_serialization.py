@@ -16,8 +16,8 @@ from same_values import tensors_of
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.digest import json_digest, weights_digest
-from icl_lens.files import atomic_write, write_text
+from icl_lens.foundation.digest import json_digest, weights_digest
+from icl_lens.foundation.files import atomic_write, write_text
 from icl_lens.prompts.batch import prompts_digest
 from icl_lens.reading import serialization
 

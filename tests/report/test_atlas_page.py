@@ -9,10 +9,10 @@ import torch
 from browsers import opened
 
 import icl_lens as il
-from icl_lens.atlas.definitions import DEFINITIONS
-from icl_lens.atlas.head_atlas_result import HeadAtlas
-from icl_lens.atlas.head_score import HeadScore
-from icl_lens.intervals import Interval
+from icl_lens.analyses.atlas.definitions import DEFINITIONS
+from icl_lens.analyses.atlas.head_atlas_result import HeadAtlas
+from icl_lens.analyses.atlas.head_score import HeadScore
+from icl_lens.foundation.intervals import Interval
 from icl_lens.measures.joint_removal import ListRemoval
 from icl_lens.report.html.atlas_page import data, opening_head
 

@@ -18,9 +18,9 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import icl_lens as il
-from icl_lens.defaults import N_RANDOM_SETS
+from icl_lens.foundation.defaults import N_RANDOM_SETS
+from icl_lens.foundation.ranking_scores import SCORES
 from icl_lens.models.view import ModelView
-from icl_lens.ranking_scores import SCORES
 from icl_lens.report.live_view.code import python_code
 from icl_lens.report.live_view.panels import Scene, compute, controls
 from icl_lens.report.live_view.state import CHANGES

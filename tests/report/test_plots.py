@@ -18,9 +18,9 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import icl_lens as il
-from icl_lens.atlas.definitions import DEFINITIONS
-from icl_lens.atlas.head_atlas_result import HeadAtlas
-from icl_lens.atlas.head_score import HeadScore
+from icl_lens.analyses.atlas.definitions import DEFINITIONS
+from icl_lens.analyses.atlas.head_atlas_result import HeadAtlas
+from icl_lens.analyses.atlas.head_score import HeadScore
 from icl_lens.report import palette, plots
 
 NAMES = ["L3H1", "L0H2"]

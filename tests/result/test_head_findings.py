@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from icl_lens.intervals import Interval, beside_random_sets
+from icl_lens.foundation.intervals import Interval, beside_random_sets
 from icl_lens.measures.head_findings import heads_in_words, list_finding, removal_finding
 from icl_lens.result.number_format import decimal, interval_text, signed, whole_percent
 

@@ -1,4 +1,4 @@
-"""Intervals over prompts: the recipe of `icl_lens.intervals`, draw by draw, and how often it covers
+"""Intervals over prompts: the recipe of `icl_lens.foundation.intervals`, draw by draw, and how often it covers
 the truth.
 """
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy.stats import t as student
 
-from icl_lens import intervals
-from icl_lens.intervals import (
+from icl_lens.foundation import intervals
+from icl_lens.foundation.intervals import (
     MIN_CLUSTERS,
     Interval,
     bootstrap_interval,

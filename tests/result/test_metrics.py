@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from icl_lens.errors import InputError
-from icl_lens.intervals import bootstrap_interval, interval_table
+from icl_lens.foundation.intervals import bootstrap_interval, interval_table
 from icl_lens.metrics import (
     accuracy,
     bias_gap,

@@ -774,7 +774,7 @@ def takes_a_model() -> set[str]:
     # Prompts of tasks are those of `load_task`, chats need a tokenizer only, a live view shows
     # numbers of the others (test_live_view), lists of heads are compared and drawn without running a
     # model, `map_prompts` runs what it is passed (test_map_prompts), an atlas has its own tests
-    # (tests/atlas), and `debias_edits` returns values.
+    # (tests/analyses/atlas), and `debias_edits` returns values.
     return callables - {
         "PairTask.prompts",
         "Template.chat",

@@ -8,8 +8,8 @@ import torch
 
 from icl_lens.analyses.explanation.result import Explanation
 from icl_lens.analyses.python_code import call, model_lines, prompt_call, template_options
-from icl_lens.defaults import N_RANDOM_SETS
 from icl_lens.errors import InputError
+from icl_lens.foundation.defaults import N_RANDOM_SETS
 from icl_lens.prompts.prompt import Prompt
 
 

@@ -13,10 +13,10 @@ from icl_lens.analyses.explanation.result import Explanation
 from icl_lens.analyses.explanation.sentences import contrast_name, exchange_note, scores_note
 from icl_lens.analyses.explanation.tables import prompt_pieces
 from icl_lens.errors import InputError, short_repr
+from icl_lens.foundation.ranking_scores import SCORES, Score
 from icl_lens.measures.head_findings import MODELS_NOTE
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
-from icl_lens.ranking_scores import SCORES, Score
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import percent
 from icl_lens.result.tables import columns_first

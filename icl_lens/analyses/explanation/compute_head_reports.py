@@ -15,9 +15,9 @@ from icl_lens.analyses.explanation.compute_reports import Attempts, ScoredPrompt
 from icl_lens.analyses.explanation.reports import (
     HeadReport,
 )
+from icl_lens.foundation.ranking_scores import Score
 from icl_lens.models.head import Head
 from icl_lens.models.readout import Readout
-from icl_lens.ranking_scores import Score
 from icl_lens.reading.capture import capture
 from icl_lens.reading.increases import head_position_increases
 from icl_lens.reading.reasons import SIDES, AttentionReasons, Side, attention_reasons

@@ -13,10 +13,11 @@ from icl_lens.analyses.explanation.compute_head_reports import WriterReadings, h
 from icl_lens.analyses.explanation.compute_reports import ScoredPrompt
 from icl_lens.analyses.explanation.reports import Settings
 from icl_lens.analyses.explanation.result import Explanation
-from icl_lens.defaults import N_ABLATED, N_DESCRIBED, N_RANDOM_SETS
 from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache
 from icl_lens.errors import InputError, check_choice, check_integers, short_repr
+from icl_lens.foundation.defaults import N_ABLATED, N_DESCRIBED, N_RANDOM_SETS
+from icl_lens.foundation.ranking_scores import SCORES, Score, choose_score
 from icl_lens.measures.effects import exact_effects
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head
@@ -28,7 +29,6 @@ from icl_lens.prompts.decision_rows import with_own_labels
 from icl_lens.prompts.plain_text import Text
 from icl_lens.prompts.prompt import Prompt, Template, check_no_table
 from icl_lens.prompts.tokenize import tokenize
-from icl_lens.ranking_scores import SCORES, Score, choose_score
 from icl_lens.reading.answer_spacing import warn_of_answer_spacing
 from icl_lens.reading.capture import capture
 from icl_lens.reading.increases import head_log_prob_increase

@@ -11,11 +11,11 @@ from typing import Literal
 
 import numpy as np
 
-from icl_lens.defaults import N_ABLATED, N_DESCRIBED, N_RANDOM_SETS
+from icl_lens.foundation.defaults import N_ABLATED, N_DESCRIBED, N_RANDOM_SETS
+from icl_lens.foundation.ranking_scores import SCORES, Score
 from icl_lens.models.head import Head
 from icl_lens.models.readout import MIN_STANDOUT, FinalNorm
 from icl_lens.prompts.prompt import Prompt, Template
-from icl_lens.ranking_scores import SCORES, Score
 from icl_lens.reading.reasons import AttentionReasons
 
 Grid = tuple[tuple[float, ...], ...]

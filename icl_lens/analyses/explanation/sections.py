@@ -22,7 +22,7 @@ from icl_lens.analyses.explanation.sentences import (
     scores_note,
 )
 from icl_lens.analyses.explanation.tables import TableName, TableRow
-from icl_lens.ranking_scores import Score
+from icl_lens.foundation.ranking_scores import Score
 from icl_lens.result.number_format import mean_and_range, percent
 from icl_lens.result.view import Cell, Column, Label, Section
 

@@ -18,7 +18,7 @@ from icl_lens.analyses.explanation.tables import (
     demonstration_rows,
     key_name,
 )
-from icl_lens.intervals import Interval, beside_random_sets
+from icl_lens.foundation.intervals import Interval, beside_random_sets
 from icl_lens.measures.demonstration_effects import BEGINS_TEXT
 from icl_lens.measures.head_findings import removal_finding
 from icl_lens.models.head import Head

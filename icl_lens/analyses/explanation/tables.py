@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from icl_lens.analyses.explanation.reports import ExplanationReports, Grid, words_of
+from icl_lens.foundation.ranking_scores import SCORES, DirectScore, Score, score_of_parts
 from icl_lens.models.head import Head
-from icl_lens.ranking_scores import SCORES, DirectScore, Score, score_of_parts
 from icl_lens.reading.reasons import SIDES, AttentionReasons
 from icl_lens.result.view import Label
 

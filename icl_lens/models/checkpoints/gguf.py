@@ -24,7 +24,7 @@ from filelock import FileLock
 from safetensors import SafetensorError
 
 from icl_lens.errors import InputError
-from icl_lens.hub import blocking_file, first_line
+from icl_lens.foundation.hub import blocking_file, first_line
 from icl_lens.models.checkpoints.file_digests import (
     DigestedFile,
     damaged_file,

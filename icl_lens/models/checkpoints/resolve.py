@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 from icl_lens.errors import InputError
-from icl_lens.hub import Repository, open_repository
+from icl_lens.foundation.hub import Repository, open_repository
 from icl_lens.models.checkpoints.file_digests import DigestedFile
 from icl_lens.models.checkpoints.gguf import ORIGIN, UNKNOWN_SPLIT, convert_gguf
 from icl_lens.models.checkpoints.installed import INSTALLED_MODELS

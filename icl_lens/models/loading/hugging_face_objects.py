@@ -5,7 +5,7 @@ peft.
 from typing import Any
 
 from icl_lens.errors import InputError
-from icl_lens.hub import first_line
+from icl_lens.foundation.hub import first_line
 
 
 def name_of(hf_model: Any) -> str:

@@ -4,7 +4,7 @@ head, and two scores against each other.
 
 from typing import Any
 
-from icl_lens.atlas.head_atlas_result import Q_VALUE, HeadAtlas
+from icl_lens.analyses.atlas.head_atlas_result import Q_VALUE, HeadAtlas
 from icl_lens.models.head import Head
 from icl_lens.report.html import view_page
 from icl_lens.result.view import View

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from icl_lens.analyses.python_code import call, model_lines, prompt_call, template_options
-from icl_lens.defaults import N_RANDOM_SETS
 from icl_lens.errors import InputError
+from icl_lens.foundation.defaults import N_RANDOM_SETS
 from icl_lens.report.live_view.panels import ACTIVATIONS, SEED, Scene
 from icl_lens.report.live_view.state import LiveState
 

@@ -18,7 +18,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.defaults import N_DESCRIBED, N_RANDOM_SETS
 from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.edit import Edit
 from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache, PrefixCacheUnsupported
@@ -26,6 +25,8 @@ from icl_lens.edits.patch import HeadActivation, Patch
 from icl_lens.edits.read import read_labels
 from icl_lens.edits.score import score, score_sets
 from icl_lens.errors import InputError
+from icl_lens.foundation.defaults import N_DESCRIBED, N_RANDOM_SETS
+from icl_lens.foundation.ranking_scores import Score
 from icl_lens.measures.demonstration_effects import BEGINS_TEXT, demonstration_effects
 from icl_lens.measures.effects import head_effects
 from icl_lens.measures.random_heads import random_head_sets
@@ -44,7 +45,6 @@ from icl_lens.prompts.donors import (
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.prompts.token_ids import name_tokens
 from icl_lens.prompts.tokenize import tokenize
-from icl_lens.ranking_scores import Score
 from icl_lens.reading.activations import Activations
 from icl_lens.reading.capture import capture
 from icl_lens.reading.increases import head_log_prob_increase

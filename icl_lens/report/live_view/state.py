@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from icl_lens.errors import InputError, check_choice, short_repr
+from icl_lens.foundation.ranking_scores import SCORES, Score
 from icl_lens.models.head import AnyHead, Head, as_head
 from icl_lens.prompts.prompt import Demonstration, Prompt, check_unicode
-from icl_lens.ranking_scores import SCORES, Score
 
 Change = Literal["removed", "query", "keys", "values"]
 """What is done to the chosen heads at the last position: zeroed, or one thing exchanged (see

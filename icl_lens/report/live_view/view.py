@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from icl_lens.atlas.head_atlas_result import HeadAtlas
+from icl_lens.analyses.atlas.head_atlas_result import HeadAtlas
 from icl_lens.errors import InputError, short_repr
 from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from icl_lens.files import write_text
+from icl_lens.foundation.files import write_text
 from icl_lens.models.head import Head
 from planted import circuits
 from planted.circuits import Kind, Role

@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.errors import InputError, short_repr
-from icl_lens.files import parse_json
+from icl_lens.foundation.files import parse_json
 from icl_lens.models.head import Head
 
 HeadNumbers = dict[Head, float]

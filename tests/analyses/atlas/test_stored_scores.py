@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import icl_lens as il
-from icl_lens.atlas.definitions import DEFINITIONS
-from icl_lens.atlas.head_atlas_result import HeadAtlas
-from icl_lens.atlas.head_score import HeadScore
+from icl_lens.analyses.atlas.definitions import DEFINITIONS
+from icl_lens.analyses.atlas.head_atlas_result import HeadAtlas
+from icl_lens.analyses.atlas.head_score import HeadScore
 
 
 @pytest.fixture

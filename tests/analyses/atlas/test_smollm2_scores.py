@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import icl_lens as il
-from icl_lens.atlas import head_atlas
-from icl_lens.atlas.definitions import DEFINITIONS
-from icl_lens.atlas.task_scores import with_shuffled_labels
+from icl_lens.analyses.atlas import head_atlas
+from icl_lens.analyses.atlas.definitions import DEFINITIONS
+from icl_lens.analyses.atlas.task_scores import with_shuffled_labels
 from icl_lens.reading.repeated_tokens import random_tokens, repeated_sequences
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]

@@ -7,9 +7,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import icl_lens as il
-from icl_lens.atlas import duration
-from icl_lens.atlas.duration import expected_seconds, pass_tokens_by_score, seconds_per_token
-from icl_lens.atlas.head_atlas import Survey
+from icl_lens.analyses.atlas import duration
+from icl_lens.analyses.atlas.duration import (
+    expected_seconds,
+    pass_tokens_by_score,
+    seconds_per_token,
+)
+from icl_lens.analyses.atlas.head_atlas import Survey
 from icl_lens.models.view import ModelView
 from icl_lens.reading.passes import last_logits
 from icl_lens.reading.scored_tokens import AnswerTokens

@@ -12,16 +12,16 @@ from planted import build
 from transformers import PreTrainedTokenizerFast
 
 import icl_lens as il
-from icl_lens.atlas import turned_heads
-from icl_lens.atlas.kind_reasons import P_AT_NULL
-from icl_lens.atlas.kinds import (
+from icl_lens.analyses.atlas import turned_heads
+from icl_lens.analyses.atlas.kind_reasons import P_AT_NULL
+from icl_lens.analyses.atlas.kinds import (
     average_head_p_values,
     binomial_tail,
     copying_p_values,
     discoveries,
     turned_p_values,
 )
-from icl_lens.atlas.turned_heads import random_rotation
+from icl_lens.analyses.atlas.turned_heads import random_rotation
 from icl_lens.models.attention_scores import attention_scoring
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView

@@ -292,7 +292,7 @@ def with_random_sets(
     `MIN_RANDOM_SETS` sets: with one or two, nothing says how much random sets vary.
 
     Example:
-        >>> from icl_lens.intervals import bootstrap_interval, with_random_sets
+        >>> from icl_lens.foundation.intervals import bootstrap_interval, with_random_sets
         >>> lost, lost_in_sets = np.random.rand(12), np.random.rand(5, 12)  # [prompt], [set prompt]
         >>> over_prompts = bootstrap_interval(lost - lost_in_sets.mean(0))
         >>> with_random_sets(over_prompts, lost_in_sets.mean(1)).low < over_prompts.low

@@ -117,7 +117,7 @@ def queries_needed(n_heads: int) -> int:
     n_heads.
 
     Example:
-        >>> from icl_lens.atlas.kinds import queries_needed
+        >>> from icl_lens.analyses.atlas.kinds import queries_needed
         >>> queries_needed(48), queries_needed(336), queries_needed(1024)
         (10, 13, 15)
     """
@@ -158,7 +158,7 @@ def discoveries(p_values: Float[Tensor, "*shape"], rate: float) -> Bool[Tensor, 
     is at most rate · rank / number.
 
     Example:
-        >>> from icl_lens.atlas.kinds import discoveries
+        >>> from icl_lens.analyses.atlas.kinds import discoveries
         >>> discoveries(torch.tensor([0.01, 0.04, 0.03, 0.9]), 0.05).tolist()
         [True, False, False, False]
     """
@@ -175,7 +175,7 @@ def q_values(p_values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Return the smallest rate at which `discoveries` discovers each p-value, at most 1.
 
     Example:
-        >>> from icl_lens.atlas.kinds import q_values
+        >>> from icl_lens.analyses.atlas.kinds import q_values
         >>> [round(q, 3) for q in q_values(torch.tensor([0.01, 0.04, 0.03, 0.9])).tolist()]
         [0.04, 0.053, 0.053, 0.9]
     """

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from icl_lens.atlas.token_scores import TEXTS
-from icl_lens.atlas.turned_heads import N_TURNED_SEQUENCES
+from icl_lens.analyses.atlas.token_scores import TEXTS
+from icl_lens.analyses.atlas.turned_heads import N_TURNED_SEQUENCES
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.reading.passes import last_logits

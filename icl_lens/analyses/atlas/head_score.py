@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.atlas.definitions import ScoreDefinition
-from icl_lens.atlas.kinds import discoveries, q_values
+from icl_lens.analyses.atlas.definitions import ScoreDefinition
+from icl_lens.analyses.atlas.kinds import discoveries, q_values
 from icl_lens.errors import check_at_least
 from icl_lens.models.head import Head
 from icl_lens.result.base import Displayed
@@ -99,7 +99,7 @@ class HeadScore(Displayed):
     kind: str = ""
     """What heads are called that stand out by this score; empty if it was not tested."""
     p_value: Float[Tensor, "layer head"] | None = None
-    """The p-value of each head against the null of the kind (`icl_lens.atlas.kinds`); None if it
+    """The p-value of each head against the null of the kind (`icl_lens.analyses.atlas.kinds`); None if it
     was not tested.
     """
     elsewhere: AttentionElsewhere | None = None

@@ -18,7 +18,7 @@ from shared import hf_twin
 from tolerance import Float64
 
 import icl_lens as il
-from icl_lens.atlas.task_scores import with_shuffled_labels
+from icl_lens.analyses.atlas.task_scores import with_shuffled_labels
 from icl_lens.reading.repeated_tokens import random_tokens, repeated_sequences
 
 pytestmark = pytest.mark.slow

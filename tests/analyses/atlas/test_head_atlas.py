@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import icl_lens as il
-from icl_lens.atlas.definitions import DEFINITIONS, TASK_SCORES, TEXT_SCORES
+from icl_lens.analyses.atlas.definitions import DEFINITIONS, TASK_SCORES, TEXT_SCORES
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "howto" / "atlas.md"
 

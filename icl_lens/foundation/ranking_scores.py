@@ -43,7 +43,7 @@ def choose_score(
     compare with.
 
     Example:
-        >>> from icl_lens.ranking_scores import DIRECT_SCORES, choose_score
+        >>> from icl_lens.foundation.ranking_scores import DIRECT_SCORES, choose_score
         >>> choose_score(None, DIRECT_SCORES, comparable=True)
         'contrast'
         >>> choose_score(None, DIRECT_SCORES, comparable=False)

@@ -9,13 +9,13 @@ import sweep
 import torch
 
 import icl_lens as il
-from icl_lens.atlas import head_atlas, kinds, turned_heads
-from icl_lens.atlas.definitions import DEFINITIONS
-from icl_lens.atlas.head_atlas import Survey
-from icl_lens.atlas.head_atlas_result import HeadAtlas
-from icl_lens.atlas.head_score import HeadScore
-from icl_lens.atlas.kinds import KINDS, average_head_p_values, discoveries
-from icl_lens.intervals import Interval
+from icl_lens.analyses.atlas import head_atlas, kinds, turned_heads
+from icl_lens.analyses.atlas.definitions import DEFINITIONS
+from icl_lens.analyses.atlas.head_atlas import Survey
+from icl_lens.analyses.atlas.head_atlas_result import HeadAtlas
+from icl_lens.analyses.atlas.head_score import HeadScore
+from icl_lens.analyses.atlas.kinds import KINDS, average_head_p_values, discoveries
+from icl_lens.foundation.intervals import Interval
 from icl_lens.measures.joint_removal import ListRemoval
 from icl_lens.models.view import ModelView
 

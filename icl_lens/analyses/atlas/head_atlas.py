@@ -13,11 +13,11 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.atlas import token_scores, weight_scores
-from icl_lens.atlas.definitions import DEFINITIONS, TASK_SCORES, TEXT_SCORES
-from icl_lens.atlas.head_atlas_result import N_FIRST, NO_HEADS, HeadAtlas, ordered
-from icl_lens.atlas.head_score import AttentionElsewhere, HeadScore
-from icl_lens.atlas.kinds import (
+from icl_lens.analyses.atlas import token_scores, weight_scores
+from icl_lens.analyses.atlas.definitions import DEFINITIONS, TASK_SCORES, TEXT_SCORES
+from icl_lens.analyses.atlas.head_atlas_result import N_FIRST, NO_HEADS, HeadAtlas, ordered
+from icl_lens.analyses.atlas.head_score import AttentionElsewhere, HeadScore
+from icl_lens.analyses.atlas.kinds import (
     N_TURNS,
     PROMPT_KINDS,
     RATE,
@@ -28,13 +28,13 @@ from icl_lens.atlas.kinds import (
     queries_needed,
     turned_p_values,
 )
-from icl_lens.atlas.task_scores import ReadScores, has_labels, with_shuffled_labels
-from icl_lens.atlas.turned_heads import N_TURNED_SEQUENCES, turned_attention
-from icl_lens.defaults import N_LOCATED, N_RANDOM_SETS_PER_GROUP
+from icl_lens.analyses.atlas.task_scores import ReadScores, has_labels, with_shuffled_labels
+from icl_lens.analyses.atlas.turned_heads import N_TURNED_SEQUENCES, turned_attention
 from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.reference_prompts import mean_z
 from icl_lens.errors import InputError, check_at_least, check_integers
-from icl_lens.intervals import MIN_RANDOM_SETS
+from icl_lens.foundation.defaults import N_LOCATED, N_RANDOM_SETS_PER_GROUP
+from icl_lens.foundation.intervals import MIN_RANDOM_SETS
 from icl_lens.measures.effects import log_odds_lost
 from icl_lens.measures.exchanges import tower_prompts
 from icl_lens.measures.function_vectors import recovered_probabilities

@@ -5,7 +5,7 @@ import sweep
 from family_tables import EXACT, PARTLY_REFUSED
 
 import icl_lens as il
-from icl_lens.atlas.definitions import DEFINITIONS
+from icl_lens.analyses.atlas.definitions import DEFINITIONS
 
 TEXTS = ["love like love hate one two", "the cat a dog the red cat blue dog"]
 EXCHANGES = {"exchange", "keys", "values"}

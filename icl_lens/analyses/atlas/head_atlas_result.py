@@ -13,20 +13,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.atlas.definitions import DEFINITIONS, EDITING_SCORES, ScoreDefinition
-from icl_lens.atlas.head_score import HeadScore
-from icl_lens.atlas.kind_reasons import closest_kind, outranked, why_not
-from icl_lens.atlas.kinds import (
+from icl_lens.analyses.atlas.definitions import DEFINITIONS, EDITING_SCORES, ScoreDefinition
+from icl_lens.analyses.atlas.head_score import HeadScore
+from icl_lens.analyses.atlas.kind_reasons import closest_kind, outranked, why_not
+from icl_lens.analyses.atlas.kinds import (
     OTHER_HEADS_KINDS,
     PROMPT_KINDS,
     RATE,
     TURNED_KINDS,
 )
-from icl_lens.atlas.published import PublishedHeads
-from icl_lens.atlas.stored_scores import GivenScores, given_scores, read_scores
+from icl_lens.analyses.atlas.published import PublishedHeads
+from icl_lens.analyses.atlas.stored_scores import GivenScores, given_scores, read_scores
 from icl_lens.errors import InputError, short_repr
-from icl_lens.files import write_text
-from icl_lens.intervals import MIN_CLUSTERS
+from icl_lens.foundation.files import write_text
+from icl_lens.foundation.intervals import MIN_CLUSTERS
 from icl_lens.measures.controlled_ablation_result import nats_text, points_text
 from icl_lens.measures.joint_removal import ListRemoval
 from icl_lens.metrics import spearman

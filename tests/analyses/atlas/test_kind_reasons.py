@@ -8,11 +8,11 @@ import scipy.stats
 import torch
 
 import icl_lens as il
-from icl_lens.atlas.definitions import DEFINITIONS
-from icl_lens.atlas.head_atlas import Survey
-from icl_lens.atlas.head_atlas_result import HeadAtlas
-from icl_lens.atlas.head_score import AttentionElsewhere, HeadScore
-from icl_lens.atlas.kinds import KINDS, average_head_p_values, discoveries, q_values
+from icl_lens.analyses.atlas.definitions import DEFINITIONS
+from icl_lens.analyses.atlas.head_atlas import Survey
+from icl_lens.analyses.atlas.head_atlas_result import HeadAtlas
+from icl_lens.analyses.atlas.head_score import AttentionElsewhere, HeadScore
+from icl_lens.analyses.atlas.kinds import KINDS, average_head_p_values, discoveries, q_values
 from icl_lens.models.view import ModelView
 
 SHAPE = (2, 3)

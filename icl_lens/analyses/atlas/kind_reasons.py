@@ -5,14 +5,14 @@
 3. `outranked` says why a head does not have a kind though its score is larger than that of a head
    that has it.
 
-Source: the tests are those of `icl_lens.atlas.kinds`.
+Source: the tests are those of `icl_lens.analyses.atlas.kinds`.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 
-from icl_lens.atlas.head_score import HeadScore
-from icl_lens.atlas.kinds import TURNED_KINDS
+from icl_lens.analyses.atlas.head_score import HeadScore
+from icl_lens.analyses.atlas.kinds import TURNED_KINDS
 from icl_lens.models.head import Head
 
 P_AT_NULL = 0.5
@@ -88,7 +88,7 @@ def p_text(value: float) -> str:
     """Return a p-value, a q-value or a rate as text, with two significant digits.
 
     Example:
-        >>> from icl_lens.atlas.kind_reasons import p_text
+        >>> from icl_lens.analyses.atlas.kind_reasons import p_text
         >>> p_text(0.05), p_text(0.00004), p_text(1.0)
         ('0.05', '0.00004', '1')
     """
