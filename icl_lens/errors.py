@@ -1,5 +1,6 @@
-"""Errors for invalid user input."""
+"""The error for invalid user input, and how its sentence quotes values, names and other errors."""
 
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
@@ -116,6 +117,22 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise InputError(
             f"{name} must be one of {', '.join(map(repr, choices))}, got {short_repr(value)}"
         )
+
+
+def quoted_list(names: Sequence[str]) -> str:
+    """Return names as errors list them: quoted, with commas between."""
+    return ", ".join(repr(name) for name in names)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first non-empty line of an error, without request IDs and cut to 160 characters;
+    if none, its type.
+    """
+    for line in str(error).splitlines():
+        line = re.sub(r"\s*\(Request ID: [^)]*\)", "", line).strip().rstrip(".:;")
+        if line:
+            return line if len(line) <= 160 else f"{line[:159]}…"
+    return type(error).__name__
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

@@ -27,7 +27,7 @@ from icl_lens.analyses.behavior_contrasts import Contrasts, Design, Effect, cont
 from icl_lens.analyses.pair_check import PairCheck, pair_check
 from icl_lens.analyses.task_check_base import Check, few_queries
 from icl_lens.edits.score import score
-from icl_lens.errors import InputError, check_integers
+from icl_lens.errors import InputError, check_integers, quoted_list
 from icl_lens.foundation.intervals import (
     MIN_CLUSTERS,
     Interval,
@@ -39,7 +39,6 @@ from icl_lens.metrics import label_aurocs, mean_aurocs, most_probable
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.passes.memory import CHECK_TOKENS
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.name_order import quoted_list
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts
 from icl_lens.prompts.tasks import Task, named_task
 from icl_lens.prompts.tokenize import tokenize

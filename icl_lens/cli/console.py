@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from icl_lens.foundation.printable import HIDDEN, visible
+from icl_lens.foundation.printable import HIDDEN, escape_control_characters
 
 if TYPE_CHECKING:
     from icl_lens.runs.progress import Progress
@@ -34,7 +34,7 @@ class PlainConsole(Console):
             if segment.control or not HIDDEN.search(segment.text):
                 yield segment
             else:
-                yield Segment(visible(segment.text), segment.style)
+                yield Segment(escape_control_characters(segment.text), segment.style)
 
 
 @contextmanager

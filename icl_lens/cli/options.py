@@ -176,8 +176,8 @@ class TokenOptions:
         Pairs whose answers all begin with one token are left out, since the model cannot choose
         between them there; a sentence on standard error says so. Raise InputError if none is left.
         """
+        from icl_lens.errors import quoted_list
         from icl_lens.prompts.batch import count_prompts
-        from icl_lens.prompts.name_order import quoted_list
         from icl_lens.prompts.tokenize import tokenize
 
         batch = tokenize(model, prompts, **self.tokenize_arguments(model))

@@ -75,7 +75,8 @@ def label_sentence(prompts: "Sequence[Prompt]") -> str:
         >>> label_sentence(il.load_task("sentiment-number", n=4))
         "Label words: 'bar', 'foo'. They change classes from prompt to prompt."
     """
-    from icl_lens.prompts.name_order import in_order, quoted_list
+    from icl_lens.errors import quoted_list
+    from icl_lens.prompts.name_order import in_order
 
     classes_of: dict[str, set[str]] = {}
     for prompt in prompts:
@@ -102,8 +103,8 @@ def unknown_words_warning(model: str, prompts: "Sequence[Prompt]") -> str | None
     `model` is the name by which the model was loaded. The bundled models know the words of their
     training alone.
     """
+    from icl_lens.errors import quoted_list
     from icl_lens.models.checkpoints.resolve import bundled_models
-    from icl_lens.prompts.name_order import quoted_list
 
     if model not in bundled_models():
         return None

@@ -154,17 +154,6 @@ def explain_hub_error(
     )
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first non-empty line of an error, without request IDs and cut to 160 characters;
-    if none, its type.
-    """
-    for line in str(error).splitlines():
-        line = re.sub(r"\s*\(Request ID: [^)]*\)", "", line).strip().rstrip(".:;")
-        if line:
-            return line if len(line) <= 160 else f"{line[:159]}…"
-    return type(error).__name__
-
-
 def blocking_file(folder: Path) -> Path | None:
     """Return what stands in the place of a folder, or of a folder above it, without being one; None
     if nothing does.

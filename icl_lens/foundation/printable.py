@@ -8,7 +8,7 @@ HIDDEN = re.compile(
 )
 
 
-def visible(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     r"""Escape control characters, so that a terminal shows "\x1b[2J" instead of clearing its
     screen.
     """

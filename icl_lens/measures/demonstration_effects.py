@@ -28,7 +28,7 @@ from icl_lens.edits.one_token_rows.layer_attention import HiddenKeys, LayerRows,
 from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache
 from icl_lens.edits.recomputed_patterns import without_keys
 from icl_lens.edits.score import score_sets
-from icl_lens.errors import InputError, check_choice, short_repr
+from icl_lens.errors import InputError, check_choice, quoted_list, short_repr
 from icl_lens.foundation.intervals import mean_intervals
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.passes.locking import reserves_model
@@ -36,7 +36,6 @@ from icl_lens.models.passes.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.batch_checks import check_batch, require_demonstrations
-from icl_lens.prompts.name_order import quoted_list
 from icl_lens.prompts.tokenize import tokenizer_like
 from icl_lens.reading.passes import log_probs_in_passes
 from icl_lens.reading.scored_tokens import OUTCOMES, Against, AnswerTokens, Outcome

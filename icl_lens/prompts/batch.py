@@ -9,10 +9,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from icl_lens.errors import InputError, check_at_least, short_repr
+from icl_lens.errors import InputError, check_at_least, quoted_list, short_repr
 from icl_lens.foundation.digest import json_digest
 from icl_lens.prompts.decisions import Decisions
-from icl_lens.prompts.name_order import quoted_list
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.prompts.token_ids import (
     PAD,

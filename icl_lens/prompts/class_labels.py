@@ -14,8 +14,8 @@ from itertools import product
 from math import lcm
 from typing import Any
 
-from icl_lens.errors import InputError, short_repr
-from icl_lens.prompts.name_order import in_order, is_number, quoted_list
+from icl_lens.errors import InputError, quoted_list, short_repr
+from icl_lens.prompts.name_order import in_order, is_number
 from icl_lens.prompts.prompt import check_unicode
 
 Labels = Sequence[str] | Mapping[Any, str | Sequence[str]]

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from icl_lens.errors import InputError, short_repr
+from icl_lens.errors import InputError, first_line, quoted_list, short_repr
 from icl_lens.foundation.files import parse_json
-from icl_lens.foundation.hub import Repository, first_line, open_repository
+from icl_lens.foundation.hub import Repository, open_repository
 from icl_lens.prompts.draw import SURROGATE
-from icl_lens.prompts.name_order import quoted_list
 
 SUFFIXES: tuple[str, ...] = (".jsonl", ".csv", ".tsv", ".json", ".parquet")
 """Supported file suffixes."""

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, ClassVar, Literal, get_args
 
-from icl_lens.errors import InputError, check_choice
+from icl_lens.errors import InputError, check_choice, quoted_list
 from icl_lens.prompts.class_labels import DEFAULT_LABELS, ClassLabels, Labels, class_labels
 from icl_lens.prompts.draw import N_PROMPTS, Draw, KeepTexts, check_sampling
-from icl_lens.prompts.name_order import in_order, quoted_list
+from icl_lens.prompts.name_order import in_order
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Demonstration, Prompt, Template
 from icl_lens.prompts.prompt_list import PromptList
 from icl_lens.prompts.same_length import check_rows_align, texts_of_one_length

@@ -1,7 +1,7 @@
-"""An order of names that depends only on their set, and names in sentences."""
+"""An order of names that depends only on their set."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 # A number as it is written in a file.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
@@ -35,8 +35,3 @@ def _sort_key(name: str) -> tuple[bool, float, tuple[str | int, ...], str]:
         is_digits = number % 2 == 1  # text and digits alternate
         pieces.append(int(piece) if is_digits else piece)
     return True, 0.0, tuple(pieces), name
-
-
-def quoted_list(labels: Sequence[str]) -> str:
-    """Return labels quoted and separated by commas."""
-    return ", ".join(repr(label) for label in labels)

@@ -13,25 +13,17 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from icl_lens.errors import InputError, short_repr
+from icl_lens.errors import InputError, quoted_list, short_repr
 from icl_lens.foundation.digest import json_digest
 from icl_lens.prompts.class_labels import Labels
 from icl_lens.prompts.datasets import PAIR_COLUMNS, check_columns, read_files, two_cells
-from icl_lens.prompts.draw import (
-    N_PROMPTS,
-    WITH_EMPTY_CELL,
-    RowCounts,
-    check_path,
-    check_sampling,
-    own_separator,
-    spelling_key,
-    warn_of_empty_cells,
-)
+from icl_lens.prompts.draw import N_PROMPTS, check_sampling, own_separator, spelling_key
 from icl_lens.prompts.labeled_task import Layout
-from icl_lens.prompts.name_order import in_order, quoted_list
+from icl_lens.prompts.name_order import in_order
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, SPACE, Prompt, Template, check_unicode
 from icl_lens.prompts.prompt_list import PromptList
 from icl_lens.prompts.same_length import pairs_of_one_length
+from icl_lens.prompts.user_file import WITH_EMPTY_CELL, RowCounts, check_path, warn_of_empty_cells
 
 Pairs = list[tuple[str, str]]
 """Inputs and their outputs."""

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from icl_lens.errors import InputError, short_repr
-from icl_lens.foundation.printable import visible
+from icl_lens.errors import InputError, quoted_list, short_repr
+from icl_lens.foundation.printable import escape_control_characters
 from icl_lens.prompts.chat_turns import chat_format
-from icl_lens.prompts.name_order import in_order, quoted_list
+from icl_lens.prompts.name_order import in_order
 
 Span = tuple[int, int]
 
@@ -302,7 +302,7 @@ class Prompt:
         return prompt
 
     def __str__(self) -> str:
-        return visible(Template().render(self).text)
+        return escape_control_characters(Template().render(self).text)
 
 
 def _demonstrations_of(pieces: Sequence[str]) -> tuple[list[Demonstration], str, list[str]]:

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from icl_lens.errors import InputError
-from icl_lens.prompts.name_order import quoted_list
+from icl_lens.errors import InputError, quoted_list
 from icl_lens.prompts.prompt import Demonstration, Prompt, Template
 from icl_lens.prompts.token_alignment import require_fast_tokenizer, tokenize_texts
 from icl_lens.prompts.tokenize import tokenize

@@ -9,7 +9,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
-from icl_lens.errors import InputError, check_at_least, check_choice
+from icl_lens.errors import InputError, check_at_least, check_choice, quoted_list
 from icl_lens.foundation.digest import json_digest
 from icl_lens.prompts.datasets import (
     DATASETS,
@@ -20,21 +20,17 @@ from icl_lens.prompts.datasets import (
     read_files,
     two_cells,
 )
-from icl_lens.prompts.draw import (
+from icl_lens.prompts.draw import Draw, KeepTexts, TextPool, own_separator, spelling_key
+from icl_lens.prompts.labeled_task import LabeledTask
+from icl_lens.prompts.name_order import in_order
+from icl_lens.prompts.prompt import SPACE, Prompt, check_unicode
+from icl_lens.prompts.user_file import (
     MAX_NAMED,
     WITHOUT_TEXT_OR_LABEL,
-    Draw,
-    KeepTexts,
     RowCounts,
-    TextPool,
     check_path,
-    own_separator,
-    spelling_key,
     warn_of_empty_cells,
 )
-from icl_lens.prompts.labeled_task import LabeledTask
-from icl_lens.prompts.name_order import in_order, quoted_list
-from icl_lens.prompts.prompt import SPACE, Prompt, check_unicode
 
 N_TRIED = 200
 """Number of prompts among which one for a given row is sought."""

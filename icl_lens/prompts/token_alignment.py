@@ -12,8 +12,7 @@ from weakref import WeakKeyDictionary
 
 from transformers import AutoTokenizer
 
-from icl_lens.errors import InputError, not_a_model_error
-from icl_lens.prompts.name_order import quoted_list
+from icl_lens.errors import InputError, not_a_model_error, quoted_list
 from icl_lens.prompts.prompt import RenderedPrompt, Span
 
 

@@ -10,12 +10,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from icl_lens.errors import InputError, short_repr
+from icl_lens.errors import InputError, quoted_list, short_repr
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.beginning import warn_of_other_beginning
 from icl_lens.prompts.decisions import Decisions
 from icl_lens.prompts.label_tokens import LabelColumns, LabelPlace, LabelRow, LabelTokens, TokenIds
-from icl_lens.prompts.name_order import in_order, quoted_list
+from icl_lens.prompts.name_order import in_order
 from icl_lens.prompts.plain_text import Text, tokenize_plain
 from icl_lens.prompts.prompt import (
     DEFAULT_TEMPLATE,

@@ -9,24 +9,22 @@ from math import perm
 from pathlib import Path
 from typing import Any, ClassVar
 
-from icl_lens.errors import InputError, did_you_mean
+from icl_lens.errors import InputError, did_you_mean, first_line, quoted_list
 from icl_lens.foundation.digest import json_digest
 from icl_lens.foundation.files import parse_json
-from icl_lens.foundation.hub import first_line
 from icl_lens.prompts.datasets import DATASETS, SUFFIXES
 from icl_lens.prompts.draw import (
     SURROGATE,
     Draw,
     KeepTexts,
     TextPool,
-    check_path,
     own_separator,
     spelling_key,
 )
 from icl_lens.prompts.labeled_task import LabeledTask
-from icl_lens.prompts.name_order import quoted_list
 from icl_lens.prompts.pair_task import bundled_pairs
 from icl_lens.prompts.prompt import SPACE, check_unicode
+from icl_lens.prompts.user_file import check_path
 
 WORD_TASKS = ("sentiment-number", "number-sentiment", "animal-country", "country-animal")
 """The paper's word tasks. The second category is the true class, that of the query."""

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from icl_lens.errors import InputError
-from icl_lens.foundation.hub import first_line
+from icl_lens.errors import InputError, first_line
 
 # World size variables of torchrun, Open MPI, MPICH (Intel MPI) and MVAPICH.
 SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")

@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, first_line
 from icl_lens.foundation.files import atomic_write, parse_json, remove_partial_files
-from icl_lens.foundation.hub import first_line
 from icl_lens.result.stored import encode
 from icl_lens.result.tables import csv_text
 

@@ -26,14 +26,13 @@ from icl_lens.analyses.explanation.reports import (
 from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache, PrefixCacheUnsupported
 from icl_lens.edits.score import score_sets
-from icl_lens.errors import InputError, check_at_least, short_repr
+from icl_lens.errors import InputError, check_at_least, quoted_list, short_repr
 from icl_lens.foundation.ranking_scores import SCORES, Score, score_of_parts
 from icl_lens.measures.demonstration_effects import effects_of_demonstrations
 from icl_lens.measures.exchanges import SINGLE, single_exchanges, tower_prompts
 from icl_lens.measures.random_heads import random_head_sets
 from icl_lens.models.head import Head
 from icl_lens.prompts.batch import PromptBatch, with_answers
-from icl_lens.prompts.name_order import quoted_list
 from icl_lens.prompts.token_ids import name_tokens
 from icl_lens.reading.activations import Activations
 from icl_lens.reading.increases import layer_log_prob_increase

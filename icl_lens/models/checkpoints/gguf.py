@@ -23,8 +23,8 @@ import torch
 from filelock import FileLock
 from safetensors import SafetensorError
 
-from icl_lens.errors import InputError
-from icl_lens.foundation.hub import blocking_file, first_line
+from icl_lens.errors import InputError, first_line
+from icl_lens.foundation.hub import blocking_file
 from icl_lens.models.checkpoints.file_digests import (
     DigestedFile,
     damaged_file,

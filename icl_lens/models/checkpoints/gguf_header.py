@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from icl_lens.errors import InputError, short_repr
-from icl_lens.foundation.hub import first_line
+from icl_lens.errors import InputError, first_line, short_repr
 
 ARCHITECTURES = ("gemma2", "gemma3", "gpt2", "llama", "phi3", "qwen2", "qwen3", "starcoder2")
 _COPIED = {

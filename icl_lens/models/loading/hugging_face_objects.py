@@ -4,8 +4,7 @@ peft.
 
 from typing import Any
 
-from icl_lens.errors import InputError
-from icl_lens.foundation.hub import first_line
+from icl_lens.errors import InputError, first_line
 
 
 def name_of(hf_model: Any) -> str:

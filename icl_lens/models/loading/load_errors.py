@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from icl_lens.errors import InputError
-from icl_lens.foundation.hub import first_line
+from icl_lens.errors import InputError, first_line
 from icl_lens.models.checkpoints.resolve import ModelSource, weight_files
 
 PROMPT_LEARNING = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT")

@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from icl_lens.errors import InputError
-from icl_lens.foundation.hub import first_line
+from icl_lens.errors import InputError, first_line
 from icl_lens.prompts.token_alignment import trust_special_tokens
 
 
