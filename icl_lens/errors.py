@@ -1,4 +1,6 @@
-"""The error for invalid user input, and how its sentence quotes values, names and other errors."""
+"""The error for invalid user input and how its sentence quotes values; checks of simple arguments;
+warnings for users.
+"""
 
 import re
 import sys
@@ -114,9 +116,7 @@ def warn_user(message: str) -> None:
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise InputError unless `value` is one of `choices`."""
     if not isinstance(value, str) or value not in choices:
-        raise InputError(
-            f"{name} must be one of {', '.join(map(repr, choices))}, got {short_repr(value)}"
-        )
+        raise InputError(f"{name} must be one of {quoted_list(choices)}, got {short_repr(value)}")
 
 
 def quoted_list(names: Sequence[str]) -> str:

@@ -1,5 +1,4 @@
-"""Accuracy, rank statistics and label biases; bootstrap intervals over prompts are in
-`icl_lens.foundation.intervals`.
+"""Accuracy, rank statistics and label biases; intervals over prompts, as in all results.
 
 Axes named `batch` have one entry per prompt; `n`, `query` and `key` count any items.
 """
@@ -17,8 +16,10 @@ from torch import Tensor
 from icl_lens.errors import InputError, short_repr
 from icl_lens.foundation.defaults import N_TOP
 from icl_lens.foundation.intervals import Interval as Interval
+from icl_lens.foundation.intervals import beside_random_sets as beside_random_sets
 from icl_lens.foundation.intervals import bootstrap_interval as bootstrap_interval
 from icl_lens.foundation.intervals import interval_table as interval_table
+from icl_lens.foundation.intervals import mean_intervals as mean_intervals
 from icl_lens.foundation.intervals import with_random_sets as with_random_sets
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import signed
@@ -30,6 +31,7 @@ __all__ = [
     "accuracy",
     "agreement",
     "auroc",
+    "beside_random_sets",
     "bias_gap",
     "bootstrap_interval",
     "interval_table",
@@ -38,6 +40,7 @@ __all__ = [
     "label_log_odds",
     "majority_label",
     "mean_aurocs",
+    "mean_intervals",
     "mean_reciprocal_rank",
     "most_probable",
     "precision_at_1",
@@ -355,9 +358,9 @@ def label_aurocs(
     `label=batch.answer`, it says whether a model tells the classes apart. `scores` are
     log-probabilities.
 
-    `weights` gives each prompt a weight in each line, as `intervals.leave_one_out_weights` does;
-    without it, there is one line, that of the data. NaN for a label that all prompts or none of
-    them have. Raise InputError for prompts with only one label.
+    `weights` gives each prompt a weight in each line, as `leave_one_out_weights` of
+    `icl_lens.foundation.intervals` does; without it, there is one line, that of the data. NaN for a
+    label that all prompts or none of them have. Raise InputError for prompts with only one label.
 
     Example:
         >>> from icl_lens.metrics import label_aurocs

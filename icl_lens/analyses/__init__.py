@@ -1,4 +1,6 @@
-"""Answer one question with several measures: what commands compute, and what they return.
+"""Answer one question with several measures, and say it in a result.
+
+Single measures, such as those of `icl-lens locate`, `ablate` and `circuit`, are in `measures`.
 
 One prompt:
 

@@ -31,7 +31,7 @@ def warn_of_few_queries(
 def print_duration(
     console: Console, model: Any, batch: "PromptBatch | None", counts: dict[str, int]
 ) -> None:
-    """Print how long the atlas takes, if it takes long (`duration_sentence`)."""
+    """Print how long the atlas takes, if it takes long; `counts` are those of `duration_sentence`."""
     if console.quiet:
         return
     if sentence := duration_sentence(model, batch, **counts):

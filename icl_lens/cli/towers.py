@@ -97,7 +97,7 @@ def towers(
         else heads.choose(loaded, tokens.tokenize(loaded, tested[:1]))[0]
     )
     with progress() as report:
-        exchange_report = two_towers(
+        exchanged = two_towers(
             loaded,
             tested,
             tower_heads,
@@ -111,16 +111,16 @@ def towers(
         )
     command = shlex.join(["icl-lens", *sys.argv[1:]])
     descriptions = {
-        "text": exchange_report.text,
+        "text": exchanged.text,
         "command": command,
         "behavior": str(behavior or ""),
     }
-    page = files.write(lambda: page_of(exchange_report, **descriptions))
+    page = files.write(lambda: page_of(exchanged, **descriptions))
     files.write_json(
-        lambda: exchange_report.to_json(command=command, task_check=behavior and behavior.to_dict())
+        lambda: exchanged.to_json(command=command, task_check=behavior and behavior.to_dict())
     )
-    console.print(exchange_report)
+    console.print(exchanged)
     task.print_more_queries(
-        console, tested, n=task.n, seed=seed, is_undecided=exchange_report.is_undecided
+        console, tested, n=task.n, seed=seed, is_undecided=exchanged.is_undecided
     )
     files.show(page, console)

@@ -20,7 +20,7 @@ from icl_lens.prompts.token_ids import TokenPositions
 from icl_lens.reading.activations import Activations
 from icl_lens.reading.capture import capture_with_hooks
 from icl_lens.reading.decompose import head_outputs
-from icl_lens.reading.passes import last_logits
+from icl_lens.reading.last_logits import last_logits
 from icl_lens.reading.writers import (
     has_pos_embed,
     vector_bytes,

@@ -39,12 +39,17 @@ PATTERN_TOLERANCE = {
 }
 # Largest allowed difference between an unedited row and the model's own log-probability, nats. Some
 # families compute norms and softmax in float32 even in float64 models.
-CLEAN_TOLERANCE = {
+UNEDITED_TOLERANCE = {
     torch.float64: 1e-4,
     torch.float32: 1e-3,
     torch.bfloat16: 0.5,
     torch.float16: 0.1,
 }
+
+
+def unedited_tolerance(view: ModelView) -> float:
+    """Return how far an unedited row may be from the model's own log-probability, nats."""
+    return UNEDITED_TOLERANCE.get(view.model.W_U.dtype, 1e-3)
 
 
 def checked_heads(

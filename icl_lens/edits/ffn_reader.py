@@ -15,9 +15,9 @@ from torch import Tensor
 
 from icl_lens.edits.head_reader import Means
 from icl_lens.errors import InputError
+from icl_lens.models.freed_memory import release_after_large_pass
 from icl_lens.models.head import FFN
 from icl_lens.models.passes.memory import PIECE_BYTES
-from icl_lens.models.sizes import release_after_large_pass
 from icl_lens.prompts.batch import ROLES, role_indices
 from icl_lens.reading.activations import Activations
 from icl_lens.reading.ffn_outputs import ffn_outputs

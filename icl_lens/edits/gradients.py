@@ -19,12 +19,12 @@ from torch.utils.checkpoint import checkpoint
 from icl_lens.edits.edit import Stage
 from icl_lens.edits.recomputed_patterns import LayerValues
 from icl_lens.edits.site_hooks import HOOKS
+from icl_lens.models.freed_memory import make_room, release_freed_memory
 from icl_lens.models.passes.inference import log_probs_of, replace_forwards
-from icl_lens.models.passes.memory import GRAPH_BYTES, release_freed_memory
-from icl_lens.models.sizes import make_room
+from icl_lens.models.passes.memory import GRAPH_BYTES
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.reading.passes import check_finite
+from icl_lens.reading.last_logits import check_finite
 
 T = TypeVar("T")
 HeadVectors = Float[Tensor, "batch pos head d_head"]

@@ -28,9 +28,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.edits.edit import PARTS, Part
+from icl_lens.models.freed_memory import release_after_large_pass
 from icl_lens.models.head import Head
 from icl_lens.models.passes.memory import PIECE_BYTES
-from icl_lens.models.sizes import release_after_large_pass
 from icl_lens.prompts.batch import role_indices
 from icl_lens.reading.activations import Activations
 from icl_lens.reading.head_projection import (

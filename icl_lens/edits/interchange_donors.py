@@ -29,13 +29,14 @@ from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache, PrefixCacheU
 from icl_lens.edits.recomputed_patterns import LayerValues, recording_hooks
 from icl_lens.errors import InputError
 from icl_lens.models.active_edits import edits_disabled
+from icl_lens.models.freed_memory import make_room
 from icl_lens.models.loading.bridge_comparison import reads_only_earlier_tokens
 from icl_lens.models.passes.inference import log_probs_of
 from icl_lens.models.passes.memory import PASS_BYTES, PASS_TOKENS
-from icl_lens.models.sizes import make_room, pass_bytes
+from icl_lens.models.sizes import pass_bytes
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.reading.passes import check_finite
+from icl_lens.reading.last_logits import check_finite
 
 # Padding tokens in a pass over donors; another pass costs about as much.
 MAX_PADDING = 64

@@ -29,7 +29,7 @@ from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.batch_checks import check_batch, check_vocabulary, require_demonstrations
-from icl_lens.reading.passes import last_logits
+from icl_lens.reading.last_logits import last_logits
 
 HeadActivation = Literal["q", "k", "v", "pattern", "z"]
 Align = Literal["positions", "labels"]
@@ -322,10 +322,10 @@ def _align_labels(
     source: PromptBatch, batch: PromptBatch, *, include_last: bool
 ) -> AlignedPositions:
     """Align the i-th label of each row with the i-th of its source, token by token; with
-    `include_last`, also the ends.
+    `include_last`, also their last positions. A single source belongs to all rows.
 
-    Raise InputError if a row and its source differ in the number of demonstrations or of tokens of
-    a label.
+    Return rows, their positions, and those of the source. Raise InputError if a row and its source
+    differ in the number of demonstrations or of tokens of a label.
     """
     require_demonstrations(
         batch, "label to align", "use positions='last' or prompts of the same length"

@@ -22,7 +22,7 @@ from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.batch_checks import check_batch, check_vocabulary
-from icl_lens.reading.passes import last_logits
+from icl_lens.reading.last_logits import last_logits
 
 Batches = PromptBatch | Iterable[PromptBatch]
 

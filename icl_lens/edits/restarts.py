@@ -29,7 +29,7 @@ from icl_lens.edits.edit import (
     edits_at,
     writes_at,
 )
-from icl_lens.edits.edit_checks import CLEAN_TOLERANCE
+from icl_lens.edits.edit_checks import unedited_tolerance
 from icl_lens.edits.hugging_face_cache import (
     CACHE_ERRORS,
     gathered_cache,
@@ -51,8 +51,8 @@ from icl_lens.models.passes.memory import (
 from icl_lens.models.sizes import key_bytes, pass_bytes, rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.reading.last_logits import last_log_probs
 from icl_lens.reading.layer_inputs import LayerInputs
-from icl_lens.reading.passes import last_log_probs
 
 Pair = tuple[int, int]
 """A set and a prompt."""
@@ -152,7 +152,7 @@ class PromptPiece:
             log_probs = self._run(inputs, past, first, numbers, rows)
             if first:
                 log_prob = log_probs[-1, top.indices[rows[-1]]]
-                _check_clean(view, log_prob - top.values[rows[-1]])
+                _check_unedited_row(view, log_prob - top.values[rows[-1]])
                 log_probs, numbers, rows = log_probs[:-1], numbers[:-1], rows[:-1]
             scores[rows, numbers] = self.read(log_probs, self.prompts[rows])
             advance(len(rows))
@@ -203,9 +203,9 @@ def _prefix(view: ModelView, past: Any, rows: Sequence[int], first: int) -> Any:
     return gathered_cache([past], view.n_layers, source, positions)
 
 
-def _check_clean(view: ModelView, deviation: Float[Tensor, ""]) -> None:
+def _check_unedited_row(view: ModelView, deviation: Float[Tensor, ""]) -> None:
     """Raise LaterStartUnsupported unless an unedited row gives the model's log-probability."""
-    if not float(deviation.abs()) <= CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3):
+    if not float(deviation.abs()) <= unedited_tolerance(view):
         raise LaterStartUnsupported
 
 

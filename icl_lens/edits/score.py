@@ -30,7 +30,7 @@ from icl_lens.edits.edit import (
     Positions,
     Stage,
 )
-from icl_lens.edits.edit_checks import CLEAN_TOLERANCE, checked_heads
+from icl_lens.edits.edit_checks import checked_heads, unedited_tolerance
 from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache
 from icl_lens.edits.one_token_rows.score_rows import score_rows
 from icl_lens.edits.patch import Align, HeadActivation, Patch
@@ -47,7 +47,7 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.batch_checks import check_batch, require_labels
 from icl_lens.reading.answer_spacing import warn_of_answer_spacing
 from icl_lens.reading.label_scores import LabelScores
-from icl_lens.reading.passes import last_log_probs, log_probs_in_passes
+from icl_lens.reading.last_logits import last_log_probs, log_probs_in_passes
 from icl_lens.runs.progress import progress_switch, steps
 
 Sets = Sequence[Iterable[Edit]]
@@ -411,7 +411,7 @@ def _check_user_edits(
             continue
         seen |= user_kinds
         whole = _read_whole(view, batch, edits, read).to(scores[number])
-        tolerance = CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3)
+        tolerance = unedited_tolerance(view)
         if not torch.allclose(
             whole, scores[number], atol=tolerance, rtol=tolerance, equal_nan=True
         ):

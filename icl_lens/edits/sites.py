@@ -41,7 +41,7 @@ from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.batch_checks import check_batch, check_vocabulary
-from icl_lens.reading.passes import last_logits
+from icl_lens.reading.last_logits import last_logits
 
 Site = Literal["resid_pre", "attn_out", "resid_mid", "mlp_post", "mlp_out", "resid_post"]
 SITES: tuple[Site, ...] = get_args(Site)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, first_line
 
 RepositoryKind = Literal["model", "dataset"]
 

@@ -1,4 +1,4 @@
-"""Measure what edits do to the answer: each measure builds edits and names what `score` returns.
+"""Measure heads, edges and demonstrations: most measures say what an edit does to the answer.
 
 Heads over many prompts:
 

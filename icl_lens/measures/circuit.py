@@ -194,8 +194,8 @@ class Circuit(Result):
 
     @property
     def readers_in_words(self) -> str:
-        """The readers by number and, unless they act at the last token, by role, such as "2 heads
-        at label tokens".
+        """How many heads and FFNs are readers and, unless they read at the last token, where they
+        do, such as "2 heads at label tokens".
         """
         n_ffns = sum(map(is_ffn_name, self.readers))
         counts = []

@@ -37,7 +37,7 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.batch_checks import check_batch, require_demonstrations
 from icl_lens.prompts.tokenize import tokenizer_like
-from icl_lens.reading.passes import log_probs_in_passes
+from icl_lens.reading.last_logits import log_probs_in_passes
 from icl_lens.reading.scored_tokens import OUTCOMES, Against, AnswerTokens, Outcome
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import signed

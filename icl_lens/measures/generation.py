@@ -13,8 +13,8 @@ from icl_lens.edits.score import Sets, check_sets, prepare_sets
 from icl_lens.edits.whole_passes import editing
 from icl_lens.errors import InputError, check_integers, short_repr
 from icl_lens.models.active_edits import active_edits, edits_suffix
+from icl_lens.models.freed_memory import make_room
 from icl_lens.models.passes.locking import reserves_model
-from icl_lens.models.sizes import make_room
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.batch_checks import check_batch

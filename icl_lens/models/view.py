@@ -34,6 +34,7 @@ from icl_lens.models.head import (
 )
 from icl_lens.models.loading.bridge_comparison import compare_deferred, comparison_postponed
 from icl_lens.models.loading.supported import check_supported
+from icl_lens.models.module_checks import adapter_parameters, check_weight
 from icl_lens.models.norms import NormView, infer_norm
 from icl_lens.models.passes.independent_rows import independent_rows
 from icl_lens.models.passes.inference import inference_kwargs
@@ -42,7 +43,6 @@ from icl_lens.models.passes.module_hooks import hooked_modules
 from icl_lens.models.passes.modules import all_modules
 from icl_lens.models.passes.offload import execution_device, weights_loaded_if_offloaded
 from icl_lens.models.readout import Readout, norm_scale
-from icl_lens.models.weight_modules import adapter_parameters, check_weight
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ Tasks:
 
 3. `tasks` finds a task by name. `word_task` takes texts from word lists and `text_task` from
    labeled data (`datasets`); `draw` draws those of one prompt, `class_labels` gives the labels, and
-   `labeled_task` makes prompts of both. `pair_task` makes prompts of pairs. `user_file` says how
-   many rows of a file are used, and `name_order` orders names whatever order they came in.
+   `labeled_task` makes prompts of both. `pair_task` makes prompts of pairs. `row_counts` says how
+   many rows of the data are used, and `name_order` orders names whatever order they came in.
 4. `donors` makes prompts in which one thing is exchanged; `same_length` picks texts of equally many
    tokens.
 

@@ -89,9 +89,9 @@ class LabelTokens:
         shared, _ = self.n_shared_and_next_token(label, start)
         return shared, label in self.ended and shared == len(self.seen[label][0]) - 1
 
-    def check_different(self, labels: Sequence[str]) -> list[str]:
-        """Return the labels whose tokens begin those of another; raise InputError for labels with
-        the same tokens.
+    def unfinished_labels(self, labels: Sequence[str]) -> list[str]:
+        """Return the labels whose tokens are the first tokens of another; raise InputError for
+        labels with the same tokens.
         """
         label_of: dict[TokenIds, str] = {}
         for label in labels:
@@ -105,7 +105,8 @@ class LabelTokens:
                 )
         starts = set()
         for ids in label_of:
-            starts.update(ids[:n] for n in range(1, len(ids)))
+            for n_first in range(1, len(ids)):
+                starts.add(ids[:n_first])
         return [label for ids, label in label_of.items() if ids in starts]
 
     def _quoted_tokens(self, ids: list[int]) -> str:

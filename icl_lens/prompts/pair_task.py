@@ -22,8 +22,8 @@ from icl_lens.prompts.labeled_task import Layout
 from icl_lens.prompts.name_order import in_order
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, SPACE, Prompt, Template, check_unicode
 from icl_lens.prompts.prompt_list import PromptList
+from icl_lens.prompts.row_counts import WITH_EMPTY_CELL, RowCounts, check_path, warn_of_empty_cells
 from icl_lens.prompts.same_length import pairs_of_one_length
-from icl_lens.prompts.user_file import WITH_EMPTY_CELL, RowCounts, check_path, warn_of_empty_cells
 
 Pairs = list[tuple[str, str]]
 """Inputs and their outputs."""

@@ -24,7 +24,7 @@ from icl_lens.prompts.draw import Draw, KeepTexts, TextPool, own_separator, spel
 from icl_lens.prompts.labeled_task import LabeledTask
 from icl_lens.prompts.name_order import in_order
 from icl_lens.prompts.prompt import SPACE, Prompt, check_unicode
-from icl_lens.prompts.user_file import (
+from icl_lens.prompts.row_counts import (
     MAX_NAMED,
     WITHOUT_TEXT_OR_LABEL,
     RowCounts,

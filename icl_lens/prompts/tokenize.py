@@ -339,7 +339,7 @@ def _label_tokens(
     # Labels whose tokens are the beginning of another label's.
     unfinished: dict[str, None] = {}
     for label_set in label_sets:
-        unfinished.update(dict.fromkeys(label_tokens.check_different(label_set)))
+        unfinished.update(dict.fromkeys(label_tokens.unfinished_labels(label_set)))
     if unfinished:
         query = next((prompt.query for prompt in prompts if prompt.query), "1")
         _end_with_next_tokens(label_tokens, template, list(unfinished), query)

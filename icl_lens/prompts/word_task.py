@@ -24,7 +24,7 @@ from icl_lens.prompts.draw import (
 from icl_lens.prompts.labeled_task import LabeledTask
 from icl_lens.prompts.pair_task import bundled_pairs
 from icl_lens.prompts.prompt import SPACE, check_unicode
-from icl_lens.prompts.user_file import check_path
+from icl_lens.prompts.row_counts import check_path
 
 WORD_TASKS = ("sentiment-number", "number-sentiment", "animal-country", "country-animal")
 """The paper's word tasks. The second category is the true class, that of the query."""

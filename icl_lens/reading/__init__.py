@@ -8,7 +8,7 @@ Passes and what is kept of them:
    `saved_activations` are its files, which `serialization` reads and writes. Unless `check=False`,
    heads must sum to the attention output, sublayers to the residual stream, and the readout must
    give the model's logits. `cache_checks` compares a TransformerLens cache with its batch.
-2. `passes` gives logits at the last position only. `embeddings` is what enters the first layer;
+2. `last_logits` runs passes for the logits at the last position alone. `embeddings` is what enters the first layer;
    `layer_inputs` records what layers get as input, and begins passes there; `writers` records what
    each component wrote.
 

@@ -161,8 +161,8 @@ class ScoreParts(Displayed):
     """The map from the layer's input to the keys."""
 
     def to_frame(self) -> pd.DataFrame:
-        """Return writer, position (of the key), query_side, key_side and prompt: one row per key
-        and writer.
+        """Return writer, position (of the key), query_side, key_side and prompt: one row per
+        prompt, key and writer, without the padding of shorter prompts.
         """
         frame = long_frame(self.query_side, ("prompt", "position", "writer"), value="query_side")
         frame["position"] = (

@@ -18,7 +18,7 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.batch_checks import check_batch
 from icl_lens.prompts.token_ids import TokenPositions
 from icl_lens.reading.activations import TOLERANCE, Activations, check_sums
-from icl_lens.reading.passes import last_logits
+from icl_lens.reading.last_logits import last_logits
 from icl_lens.reading.recorder import ReadPlan, Recorder
 from icl_lens.runs.progress import steps
 

@@ -27,7 +27,7 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.batch_checks import check_batch, require_labels
 from icl_lens.prompts.token_alignment import require_fast_tokenizer, tokenize_texts
 from icl_lens.reading.label_scores import LabelScores
-from icl_lens.reading.passes import last_log_probs
+from icl_lens.reading.last_logits import last_log_probs
 from icl_lens.runs.progress import progress_switch, steps
 
 Ids = Sequence[int]

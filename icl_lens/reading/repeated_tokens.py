@@ -21,7 +21,7 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import RenderedPrompt
 from icl_lens.prompts.token_alignment import require_fast_tokenizer, special_prefix, tokenize_texts
-from icl_lens.reading.passes import last_logits
+from icl_lens.reading.last_logits import last_logits
 from icl_lens.result.base import Result
 from icl_lens.result.tables import SHOWN_ROWS, columns_first, long_frame
 from icl_lens.result.view import View, table_view

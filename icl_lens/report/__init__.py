@@ -1,6 +1,6 @@
 """Tables, figures, terminal output and pages of results, and the live view of a prompt.
 
-They compute nothing, and are loaded on first use:
+All but `live_view` compute nothing. They are loaded on first use:
 
 1. `renderers` lists which result has which page, notebook output, terminal output and figures.
 2. `terminal` has what tables of the terminal share; `view_terminal` draws any view there, and

@@ -1,4 +1,6 @@
-"""Tables of results: long ones with named columns, and small ones as text or static HTML."""
+"""Tables of results: long frames with named columns, CSV that a spreadsheet opens safely, records
+for JSON, and the notes below tables.
+"""
 
 import csv
 from collections.abc import Sequence

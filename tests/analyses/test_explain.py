@@ -19,7 +19,7 @@ import icl_lens as il
 from icl_lens.analyses.explanation.reports import supports
 from icl_lens.analyses.explanation.sentences import answer_notes, why_sentence
 from icl_lens.analyses.explanation.tables import part_score
-from icl_lens.reading.passes import last_log_probs
+from icl_lens.reading.last_logits import last_log_probs
 from icl_lens.reading.reasons import writer_in_words, writers_in_words
 from icl_lens.report.html.section_contents import prompt_pieces
 from icl_lens.result.number_format import percent, signed

@@ -37,7 +37,7 @@ from icl_lens.measures import exchanges
 from icl_lens.measures.exchanges import EXCHANGES, DonorName, exchange_scores, tower_prompts
 from icl_lens.models.view import ModelView
 from icl_lens.prompts import donors, tokenize
-from icl_lens.reading.passes import last_log_probs
+from icl_lens.reading.last_logits import last_log_probs
 from icl_lens.result.number_format import signed
 
 PROMPTS = [

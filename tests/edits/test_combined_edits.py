@@ -18,7 +18,7 @@ from icl_lens.edits import edit_checks as check
 from icl_lens.edits.one_token_rows.run_rows import RowEdits
 from icl_lens.edits.recomputed_patterns import recompute_pattern
 from icl_lens.reading.head_parts import head_values
-from icl_lens.reading.passes import last_log_probs
+from icl_lens.reading.last_logits import last_log_probs
 
 HEADS = [il.Head(0, 1), il.Head(1, 0), il.Head(1, 3), il.Head(2, 2)]
 # In float64, so that a difference is the edit and not rounding.

@@ -19,7 +19,7 @@ from icl_lens.edits.recomputed_patterns import without_keys
 from icl_lens.edits.whole_passes import pass_tokens
 from icl_lens.errors import InputError
 from icl_lens.models.view import ModelView
-from icl_lens.reading.passes import last_log_probs
+from icl_lens.reading.last_logits import last_log_probs
 
 HEADS = [(0, 1), (1, 0), (2, 2)]
 EDGES = [il.Edge(il.Head(2, 1), "k", "L0H2", "label"), il.Edge(il.Head(2, 1), "q", "F1")]

@@ -28,7 +28,7 @@ from icl_lens.measures.joint_removal import ListRemoval
 from icl_lens.measures.locate import with_predicted_answers
 from icl_lens.measures.random_heads import random_head_sets
 from icl_lens.models.view import ModelView
-from icl_lens.reading.passes import last_log_probs
+from icl_lens.reading.last_logits import last_log_probs
 
 HEADS = [il.Head(0, 1), il.Head(2, 3)]
 

@@ -18,7 +18,7 @@ from icl_lens.edits.one_token_rows.layer_attention import LayerKVCache
 from icl_lens.models.attention_scores import AttentionScoring
 from icl_lens.models.passes.inference import replace_forwards
 from icl_lens.models.view import ModelView
-from icl_lens.reading.passes import last_log_probs
+from icl_lens.reading.last_logits import last_log_probs
 
 
 def scores(model, batch, against=None):

@@ -13,7 +13,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.edits import edit_checks, score
-from icl_lens.reading.passes import last_log_probs
+from icl_lens.reading.last_logits import last_log_probs
 
 HEADS = [il.Head(0, 2), il.Head(1, 1), il.Head(2, 3), il.Head(2, 0)]
 

@@ -15,7 +15,7 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.models.loading.supported import tl_version
 from icl_lens.models.view import ModelView
-from icl_lens.reading.passes import last_log_probs
+from icl_lens.reading.last_logits import last_log_probs
 
 if tl_version() >= (4, 0):
     pytest.skip("TransformerLens 4 has no HookedTransformer", allow_module_level=True)

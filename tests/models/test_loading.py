@@ -11,7 +11,7 @@ import icl_lens as il
 from icl_lens.models.norms import infer_norm
 from icl_lens.models.passes.modules import all_modules
 from icl_lens.models.view import ModelView
-from icl_lens.reading.passes import last_log_probs
+from icl_lens.reading.last_logits import last_log_probs
 
 
 def test_heads_print_and_parse():

@@ -93,6 +93,8 @@ def test_no_module_of_the_project_is_imported_by_name():
         ("icl_lens/result/view.py", "import rich", "views"),
         ("icl_lens/models/head.py", "def late():\n    import icl_lens.cli", "rooms"),
         ("icl_lens/models/passes/locking.py", "import icl_lens.models.loading.load", "models"),
+        ("icl_lens/foundation/digest.py", "import icl_lens.foundation.files", "foundation"),
+        ("icl_lens/analyses/atlas/kinds.py", "import icl_lens.analyses.trace", "analyses"),
         ("icl_lens/errors.py", "import icl_lens.foundation.files", "rooms"),
         ("icl_lens/brand_new_room.py", "", "rooms"),
         ("icl_lens/reading/increases.py", "import icl_lens.reading.search", "circles"),

@@ -20,7 +20,7 @@ from icl_lens.errors import short_repr
 from icl_lens.measures.random_heads import random_head_sets
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.prompt import Template
-from icl_lens.reading.passes import last_log_probs
+from icl_lens.reading.last_logits import last_log_probs
 
 PROMPT = "love : bar like : bar eight : foo two : foo one :"
 HEADS = [il.Head(0, 1), il.Head(1, 2)]

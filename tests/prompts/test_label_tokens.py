@@ -19,7 +19,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.analyses.explanation.sentences import why_sentence
-from icl_lens.reading.passes import last_log_probs
+from icl_lens.reading.last_logits import last_log_probs
 from icl_lens.report.html.elements import Bar
 from icl_lens.report.html.head_contents import located_table
 

@@ -17,7 +17,7 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.measures.debias import balancing_weights
 from icl_lens.prompts.token_ids import check_no_padding
-from icl_lens.reading.passes import last_log_probs
+from icl_lens.reading.last_logits import last_log_probs
 
 
 def test_several_texts_and_positions_at_once_are_each_alone(ioi_pair):

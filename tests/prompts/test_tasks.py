@@ -1,4 +1,4 @@
-"""Word and sentence tasks: which texts end up where, and what is refused. No network; test_hub.py
+"""Word and sentence tasks: which texts end up where, and what is refused. No network; foundation/test_hub.py
 has the Hub.
 """
 

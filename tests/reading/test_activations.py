@@ -12,7 +12,7 @@ from transformers.activations import NewGELUActivation
 
 import icl_lens as il
 from icl_lens.models.view import ModelView
-from icl_lens.reading.passes import last_log_probs
+from icl_lens.reading.last_logits import last_log_probs
 
 
 def test_capture_runs_the_model_once_and_leaves_nothing(gpt2, gpt2_batch):

@@ -14,7 +14,7 @@ from tolerance import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import icl_lens as il
-from icl_lens.reading.passes import last_log_probs
+from icl_lens.reading.last_logits import last_log_probs
 
 NEAR = 12
 """Length from which rotations change: between the prompts, and the length of one of them."""

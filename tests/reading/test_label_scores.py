@@ -10,7 +10,7 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.cli.spelling import shell_spelling
 from icl_lens.errors import InputError
-from icl_lens.reading.passes import last_log_probs
+from icl_lens.reading.last_logits import last_log_probs
 
 SHOWN = [("love", "yes"), ("sad", "no"), ("happy", "yes"), ("bad", "no")]
 OTHER = {"yes": "no", "no": "yes"}

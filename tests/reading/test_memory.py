@@ -24,13 +24,13 @@ from icl_lens.edits.head_reader import HeadReader
 from icl_lens.edits.hugging_face_cache import new_cache
 from icl_lens.edits.one_token_rows.prefix_cache import PrefixCache
 from icl_lens.measures.saliency import KINDS
-from icl_lens.models import sizes
+from icl_lens.models import freed_memory, sizes
+from icl_lens.models.freed_memory import release_freed_memory
 from icl_lens.models.loading import bridge_comparison
-from icl_lens.models.passes.memory import release_freed_memory
 from icl_lens.models.readout import Readout
 from icl_lens.models.sizes import key_bytes
 from icl_lens.models.view import ModelView
-from icl_lens.reading.passes import last_log_probs
+from icl_lens.reading.last_logits import last_log_probs
 from icl_lens.reading.recorder import Recorder
 from icl_lens.reading.repeated_tokens import repeated_sequences
 from icl_lens.reading.similarity import compared_positions, similarity_in
@@ -271,8 +271,8 @@ def test_a_large_gradient_gives_freed_memory_back_before_each_layer_that_runs(mo
         if x.requires_grad:  # the first layer's input has no graph, and that of other passes none
             layers_with_graph.append(hook.layer())
 
-    monkeypatch.setattr(sizes, "PASS_BYTES", 1)
-    monkeypatch.setattr(sizes, "_release_freed_memory", record)
+    monkeypatch.setattr(freed_memory, "PASS_BYTES", 1)
+    monkeypatch.setattr(freed_memory, "_release_freed_memory", record)
     gradient(model, prompts_of(model, 1))
     assert sorted(layers_with_graph) == sorted(3 * [*range(1, N_LAYERS)])
 
@@ -284,8 +284,8 @@ def test_freed_memory_is_given_back_before_a_large_pass_and_each_layer_of_a_larg
     """The share is the pass's of what a pass may take."""
     n_released = []
     n_bytes = sizes.pass_bytes(ModelView.of(model), prompts_of(model, 1).tokens.shape[1])
-    monkeypatch.setattr(sizes, "PASS_BYTES", int(n_bytes / share))
-    monkeypatch.setattr(sizes, "release_freed_memory", lambda: n_released.append(1))
+    monkeypatch.setattr(freed_memory, "PASS_BYTES", int(n_bytes / share))
+    monkeypatch.setattr(freed_memory, "release_freed_memory", lambda: n_released.append(1))
     il.score(model, prompts_of(model, 1))
     assert len(n_released) == n_calls
 

@@ -21,7 +21,7 @@ from tolerance import assert_close
 from torch import Tensor
 
 import icl_lens as il
-from icl_lens.reading.passes import last_log_probs
+from icl_lens.reading.last_logits import last_log_probs
 
 SHORT = il.Prompt.parse("happy : bar sad : bar three : foo nine :", answer="foo")
 MIDDLE = il.Prompt.parse("cat : foo the red : bar a blue :", answer="bar")

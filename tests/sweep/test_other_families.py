@@ -15,7 +15,7 @@ from family_tables import OTHER_TYPES, listed_types
 
 import icl_lens as il
 from icl_lens.models.loading.supported import tl_version
-from icl_lens.reading.passes import last_log_probs
+from icl_lens.reading.last_logits import last_log_probs
 
 PROMPT = il.Prompt.parse(families.PROMPT, answer="foo")
 

@@ -15,7 +15,7 @@ from family_tables import EXACT, NOT_HALF
 from sweep import CALLS, OTHERS, PROMPTS, Case, is_refused, trimmed
 from transformers import AutoModelForCausalLM
 
-from icl_lens.reading.passes import last_log_probs
+from icl_lens.reading.last_logits import last_log_probs
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 

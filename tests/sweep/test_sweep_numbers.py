@@ -41,7 +41,7 @@ from transformers import AutoModelForCausalLM
 import icl_lens as il
 from icl_lens.edits.sites import SITES
 from icl_lens.measures.exchanges import EXCHANGES, tower_prompts
-from icl_lens.reading.passes import last_log_probs
+from icl_lens.reading.last_logits import last_log_probs
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 

@@ -9,8 +9,10 @@ from typing import Literal
 Unit = Literal["share", "nats", "tokens", "logit", "probability", "AUROC", "score", ""]
 """Unit of a score; "share" is attention, or a share of tokens, 0 to 1."""
 
-Samples = Literal["sequences", "texts", "prompts", "tokens", "weights", "file", "given"]
-"""What a score is a mean over; a score of weights, from a file or of given numbers is no mean."""
+Samples = Literal[
+    "sequences", "texts", "prompts", "tokens", "weights", "published", "file", "given"
+]
+"""What a score is a mean over; one of weights, from a list or of given numbers is no mean."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from icl_lens.analyses.atlas.token_scores import TEXTS
 from icl_lens.analyses.atlas.turned_heads import N_TURNED_SEQUENCES
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.reading.passes import last_logits
+from icl_lens.reading.last_logits import last_logits
 from icl_lens.reading.repeated_tokens import N_TOKENS, repeated_sequences
 
 TURNED_FACTOR = 2.0

@@ -13,7 +13,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.analyses.atlas.definitions import DEFINITIONS, EDITING_SCORES, ScoreDefinition
+from icl_lens.analyses.atlas.definitions import (
+    DEFINITIONS,
+    EDITING_SCORES,
+    Samples,
+    ScoreDefinition,
+)
 from icl_lens.analyses.atlas.head_score import HeadScore
 from icl_lens.analyses.atlas.kind_reasons import closest_kind, outranked, why_not
 from icl_lens.analyses.atlas.kinds import (
@@ -181,9 +186,9 @@ class HeadAtlas(Result):
         the scores by name, each as a tensor [layer head] or as rows (layer, head, score), or a list
         that `il.published_heads` returns.
 
-        A name that the atlas has already gets the name of the file in front. Heads that are not
-        listed have NaN. Raise InputError for a file that has no such scores, or heads that the
-        model does not have.
+        A name that the atlas has already gets the name of the file, or "given", in front. Heads that are not
+        listed have NaN. Raise InputError if the atlas has that name, too, or has the published list
+        already, for a file that has no such scores, and for heads that the model does not have.
 
         Example:
             >>> atlas = il.head_atlas(model, n_sequences=2)
@@ -191,19 +196,24 @@ class HeadAtlas(Result):
             >>> joined["published"].top(3)
             [L5H0, L2H3]
         """
-        definition_text, over = "Read from a file.", "file"
+        over: Samples
         if isinstance(scores, PublishedHeads):
-            source, definition_text = scores.source, scores.definition
-            columns = {scores.name: scores.scores}
+            source, definition_text, over = scores.source, scores.definition, "published"
+            prefix, columns = "", {scores.name: scores.scores}
         elif isinstance(scores, str | Path):
-            source, columns = Path(scores).name, read_scores(scores)
+            source, definition_text, over = Path(scores).name, "Read from a file.", "file"
+            prefix, columns = Path(scores).stem, read_scores(scores)
         else:
-            source, columns = "given", given_scores(scores)
-            definition_text, over = "Not measured here.", "given"
+            source, definition_text, over = "given", "Not measured here.", "given"
+            prefix, columns = "given", given_scores(scores)
         added: dict[str, HeadScore] = {}
         for name, numbers in columns.items():
-            if name in self.scores:
-                name = f"{Path(source).stem}_{name}"
+            if name in self.scores and prefix:
+                name = f"{prefix}_{name}"
+            if name in self.scores or name in added:
+                raise InputError(
+                    f"the atlas has a score {name!r} already; pass these scores under another name"
+                )
             definition = ScoreDefinition(
                 name,
                 name.replace("_", " "),

@@ -21,6 +21,7 @@ from icl_lens.result.view import View, table_view
 
 NOT_MEANS = {
     "weights": "from weights",
+    "published": "from a published list",
     "file": "read from a file",
     "given": "given as numbers",
 }
@@ -80,8 +81,8 @@ class HeadScore(Displayed):
     """
     unit: str
     over: str
-    """What `mean` is a mean over: "prompts", "sequences", "texts" or "tokens"; "weights", "file" or
-    "given" for a number that is no mean.
+    """What `mean` is a mean over: "prompts", "sequences", "texts" or "tokens"; "weights",
+    "published", "file" or "given" for a number that is no mean.
     """
     n: int
     """How many of them; 1 for weights and files."""

@@ -25,7 +25,7 @@ from icl_lens.models.attention_scores import AttentionScoring, attention_scoring
 from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.reading.passes import last_logits
+from icl_lens.reading.last_logits import last_logits
 from icl_lens.reading.repeated_tokens import attention_statistics
 from icl_lens.runs.progress import steps
 

@@ -20,10 +20,10 @@ from icl_lens.foundation.defaults import N_ABLATED, N_DESCRIBED, N_RANDOM_SETS
 from icl_lens.foundation.ranking_scores import SCORES, Score, choose_score
 from icl_lens.measures.effects import exact_effects
 from icl_lens.models.active_edits import active_edits
+from icl_lens.models.freed_memory import release_after_large_pass
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.passes.locking import reserves_model
 from icl_lens.models.readout import FinalNorm
-from icl_lens.models.sizes import release_after_large_pass
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.decision_rows import with_own_labels
 from icl_lens.prompts.plain_text import Text

@@ -25,8 +25,8 @@ from icl_lens.models.readout import Readout
 from icl_lens.models.sizes import key_bytes, rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.reading.last_logits import last_logits
 from icl_lens.reading.layer_inputs import LayerInputs
-from icl_lens.reading.passes import last_logits
 
 # Keys of two caches that differ by no more than this are equal.
 ROUNDING = 1e-5

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.edits.edit import ATTENTION_STAGES, EditAtLayers
-from icl_lens.edits.edit_checks import CLEAN_TOLERANCE
+from icl_lens.edits.edit_checks import unedited_tolerance
 from icl_lens.edits.one_token_rows.prefix_cache import (
     PrefixCache,
     PrefixCacheUnsupported,
@@ -112,10 +112,10 @@ def _passes(
         numbers = range(first, min(first + step, len(edits.sets)))
         logits, row_of = run_rows(cache, edits, numbers, prompts)
         if cache.columns is None:
-            _check_clean(view, logits[:, 0], cache.log_probs)
+            _check_unedited_rows(view, logits[:, 0], cache.log_probs)
             scores = _read_rows(logits, prompts, read)
         else:  # the logits are those of the tokens that `read` reads
-            _check_clean(view, logits[:, 0], read(cache.log_probs, torch.tensor(prompts)))
+            _check_unedited_rows(view, logits[:, 0], read(cache.log_probs, torch.tensor(prompts)))
             scores = log_probs_of(logits)
         yield numbers, scores[:, row_of]
 
@@ -132,14 +132,18 @@ def _read_rows(
     return torch.cat(readings).unflatten(0, (len(logits), -1))
 
 
-def _check_clean(
-    view: ModelView, logits: Tensor, log_probs: Float[Tensor, "batch d_vocab"]
+def _check_unedited_rows(
+    view: ModelView,
+    logits: Float[Tensor, "batch token"],
+    log_probs: Float[Tensor, "batch token"],
 ) -> None:
-    """Raise PrefixCacheUnsupported unless unedited rows give the model's top log-probability."""
+    """Raise PrefixCacheUnsupported unless unedited rows give the model's largest log-probability,
+    of the whole vocabulary or of the tokens that are read.
+    """
     top = log_probs.argmax(-1, keepdim=True)
     row_log_probs = torch.log_softmax(logits.to(log_probs), dim=-1)
     deviation = float((row_log_probs - log_probs).gather(1, top).abs().max())
-    if not deviation <= CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3):
+    if not deviation <= unedited_tolerance(view):
         raise PrefixCacheUnsupported(
             f"unedited rows of {view.architecture} deviate by {deviation:.1e} nats"
         )

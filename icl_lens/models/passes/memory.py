@@ -5,9 +5,6 @@ run; the others bound what is computed within a batch. docs/howto/machines.md sa
 take in all.
 """
 
-import ctypes
-import sys
-
 BUDGET = 64 * 2**20
 """Activations of a batch of prompts, by `sizes.captured_bytes`; the default of `Run.memory`."""
 MAX_ROWS = 64
@@ -60,14 +57,3 @@ PASS_TOKENS = 4096
 """Passes under edits: enough for efficient matrix products, few enough to fit in small memory."""
 LABEL_TOKENS = 8192
 """Passes that score labels of several tokens."""
-
-
-def release_freed_memory() -> None:
-    """Return the memory of freed tensors to the system, where glibc would keep it for reuse.
-
-    It keeps those of up to 32 MiB, which would otherwise stay beside the large tensors that follow.
-    """
-    if sys.platform == "linux":
-        malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
-        if malloc_trim is not None:
-            malloc_trim(0)

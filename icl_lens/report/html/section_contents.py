@@ -109,7 +109,7 @@ def layer_charts(e: Explanation) -> list[dict[str, Any]]:
 
 
 def layers_table(e: Explanation) -> PageTable:
-    """Return the values of the layers' bars, with their contrasts."""
+    """Return the values of the layers' bars and, where something is compared, their contrasts."""
     columns: list[PageCell] = ["#layer", "#attention, nats", "#FFN, nats"]
     values = [e.layers.attn, e.layers.ffn]
     if e.scores.compared_with:

@@ -15,7 +15,7 @@ from icl_lens.analyses.atlas.duration import (
 )
 from icl_lens.analyses.atlas.head_atlas import Survey
 from icl_lens.models.view import ModelView
-from icl_lens.reading.passes import last_logits
+from icl_lens.reading.last_logits import last_logits
 from icl_lens.reading.scored_tokens import AnswerTokens
 
 

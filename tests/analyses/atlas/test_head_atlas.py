@@ -10,7 +10,7 @@ import torch
 import icl_lens as il
 from icl_lens.analyses.atlas.definitions import DEFINITIONS, TASK_SCORES, TEXT_SCORES
 
-DOCUMENTATION = Path(__file__).parents[2] / "docs" / "howto" / "atlas.md"
+DOCUMENTATION = Path(__file__).parents[3] / "docs" / "howto" / "atlas.md"
 
 
 @pytest.fixture(scope="module")

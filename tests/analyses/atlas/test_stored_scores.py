@@ -70,6 +70,14 @@ def test_scores_of_a_nested_file_keep_their_names(atlas, tmp_path):
     assert joined["n2048_induction"].mean[1, 2] == 0.25
 
 
+def test_scores_joined_under_one_name_are_all_kept_or_refused(atlas):
+    joined = atlas.with_scores({"AIE": torch.zeros(2, 3)}).with_scores({"AIE": torch.ones(2, 3)})
+    assert list(joined.scores)[3:] == ["AIE", "given_AIE"]
+    assert [float(joined[name].mean[0, 0]) for name in ("AIE", "given_AIE")] == [0, 1]
+    with pytest.raises(il.InputError, match="has a score 'given_AIE' already"):
+        joined.with_scores({"AIE": torch.zeros(2, 3)})
+
+
 def test_tensors_and_rows_join_as_files_do(atlas):
     published = [(0, 1, 0.0587), (1, 2, 0.0584)]
     effects = torch.arange(6.0).reshape(2, 3)
@@ -158,3 +166,6 @@ def test_published_heads_join_an_atlas_of_their_model():
     assert float(column.mean[15, 5]) == 0.0587
     assert int(column.mean.isnan().sum()) == 28 * 16 - 40
     assert "2310.15213" in column.source
+    assert column.samples == "from a published list"
+    with pytest.raises(il.InputError, match="has a score 'published_indirect_effect' already"):
+        joined.with_scores(il.published_heads("gpt-j"))

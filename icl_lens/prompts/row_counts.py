@@ -1,4 +1,4 @@
-"""A user's file: its path, and how many of its rows a task uses and skips."""
+"""How many rows of its data a task uses and skips; the check of the data's path."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from icl_lens.errors import InputError
 from icl_lens.models.active_edits import edits_of_rows, rows_per_pass
+from icl_lens.models.freed_memory import make_room, release_freed_memory
 from icl_lens.models.loading.bridge_comparison import compare_batch, compare_deferred, is_new_kind
 from icl_lens.models.passes.inference import log_probs_of
-from icl_lens.models.passes.memory import release_freed_memory
-from icl_lens.models.sizes import make_room
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.batch_checks import check_batch, check_vocabulary

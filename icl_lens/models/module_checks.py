@@ -80,8 +80,8 @@ def _multiplies(module: nn.Module) -> bool:
         try:
             with torch.no_grad():
                 output = module(x)
-        except Exception:  # vectors of the other side's size
-            continue
+        except Exception:  # raised for vectors of the other side's size
+            continue  # a module that always raises does not multiply
         expected = x @ matrix if bias is None else x @ matrix + bias
         if not isinstance(output, Tensor) or output.shape != expected.shape:
             continue
