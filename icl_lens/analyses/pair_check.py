@@ -50,6 +50,9 @@ class PairCheck(Check):
     - `copies`: the share of given prompts after which the most probable token is that of an output
       that the prompt shows and that is not the answer, minus the same share without demonstrations.
 
+    `gained` is the accuracy of the given prompts minus that without demonstrations, over all
+    prompts: learning, and copying of answers that demonstrations show.
+
     `behaviors` are those whose 95% interval is above zero. All intervals resample queries; they are
     NaN if all prompts have the same query.
 
@@ -66,10 +69,12 @@ class PairCheck(Check):
         (0.76, True)
     """
 
+    version: ClassVar[int] = 1
     definitions: ClassVar[tuple[str, ...]] = (
         "Accuracy: share of prompts whose answer is the most probable of all tokens.",
         "Mismatched: the inputs exchanged between demonstrations. None: without these.",
-        "Learns: given minus none, answer not shown. Maps: given minus mismatched.",
+        "Gained: given minus none. Learns: the same where the answer is not shown.",
+        "Maps: given minus mismatched.",
         "Knows: none, beyond chance. Copies: other outputs of the prompt, beyond none.",
         "Output: a demonstration's answer. Shares of answers, baselines: of the prompts.",
     )
@@ -78,6 +83,7 @@ class PairCheck(Check):
     n_queries: int
     accuracy: dict[PairArrangement, Interval]
     effects: dict[PairEffect, Interval]
+    gained: Interval
     copied: float
     copied_last: float
     shown: float
@@ -92,8 +98,16 @@ class PairCheck(Check):
 
     @property
     def does_task(self) -> bool:
-        """Whether the model learns from demonstrations or, if these show answers, their mapping."""
-        return "learns" in self.behaviors or ("maps" in self.behaviors and self.shown > 0)
+        """Whether the model learns from the demonstrations.
+
+        It does if they help where they do not show the answer. Where they do, it could be copied,
+        and help must come with what they map: then which output belongs to which input must matter,
+        too, and they must not harm where they do not show the answer.
+        """
+        if "learns" in self.behaviors:
+            return True
+        helps_by_mapping = self.gained.low > 0 and "maps" in self.behaviors
+        return self.shown > 0 and helps_by_mapping and not self.effects["learns"].high < 0
 
     @property
     def learns_from_demonstrations(self) -> bool:
@@ -121,6 +135,7 @@ class PairCheck(Check):
     def to_frame(self) -> pd.DataFrame:
         """Return value, low and high, one row per effect, accuracy and share (no interval)."""
         rows = {f"{name}, share of answers": effect for name, effect in self.effects.items()}
+        rows["gained, share of answers"] = self.gained
         rows |= {f"accuracy, {name}": interval for name, interval in self.accuracy.items()}
         shares = {
             "another output": self.copied,
@@ -152,8 +167,12 @@ class PairCheck(Check):
             sentences = [f"The model does the task from the demonstrations: {right}."]
         else:
             sentences = [f"The model is not shown to do the task from the demonstrations: {right}."]
-        if "maps" in self.behaviors:
+        if "maps" in self.behaviors and self.does_task:
             sentences.append("It learns which output belongs to which input.")
+        elif "maps" in self.behaviors:
+            sentences.append(
+                "Exchanging the inputs of the demonstrations makes it right less often."
+            )
         elif self.does_task:
             sentences.append("Which output belongs to which input is not shown to matter.")
         if "knows" in self.behaviors:
@@ -251,6 +270,7 @@ def pair_check_of_tokens(
             "knows": effect(known, -1.0),
             "copies": effect(is_copied.any(1).double() - is_copy_anyway.any(1).double(), -1.0),
         },
+        gained=effect(correct["given"] - correct["none"], -1.0),
         copied=float(is_copied.any(1).double().mean()),
         copied_last=float(is_copied[range(len(last)), last].double().mean()),
         shown=fmean(not unshown for unshown in is_unshown),

@@ -492,7 +492,7 @@ def test_every_measure_of_the_tables_is_defined_below_them():
     share = Interval(0.5, 0.2, 0.8)
     effects = dict.fromkeys(("learns", "maps", "knows", "copies"), share)
     accuracy = dict.fromkeys(("given", "mismatched", "none"), share)
-    pair_table = pairs(20, 20, accuracy, effects, 0.1, 0.1, 0.1, 0.1).to_view().sections[0]
+    pair_table = pairs(20, 20, accuracy, effects, share, 0.1, 0.1, 0.1, 0.1).to_view().sections[0]
     for section in (table, pair_table):
         definitions = " ".join(section.notes).lower()
         for measure, *_ in section.rows:

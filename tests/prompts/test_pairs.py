@@ -14,6 +14,7 @@ from small_tokenizers import model_of
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.analyses.pair_check import pair_check_of_tokens
 from icl_lens.errors import InputError
 from icl_lens.measures.debias import balancing_weights
 from icl_lens.prompts.batch_state import batch_from_state, batch_state
@@ -494,6 +495,48 @@ def test_task_check_of_pairs_counts_each_behavior_alone(
     assert check.effects["learns"].value <= 0, "copying or saying one word is no learning"
     assert check.effects["knows"].value == pytest.approx(float("knows" in behaviors))
     assert not check.does_task
+
+
+def check_of_right_answers(n_shown, *, given, none, mismatched):
+    """The check of 40 prompts, of which the first `n_shown` show their answer, and of which the
+    first ones are right in each arrangement.
+    """
+    prompts, outputs = [], []
+    for number in range(40):
+        answer = f"a{number}"
+        first = answer if number < n_shown else "one"
+        pairs = [("x", first), ("y", "two"), ("z", "three")]
+        labels = tuple(dict.fromkeys([first, "two", "three", answer]))
+        prompts.append(il.Prompt(pairs, f"q{number}", answer, labels))
+        outputs.append([100 + number if number < n_shown else 1, 2, 3])
+    answers = torch.arange(100, 140)
+    predicted = {}
+    for name, n_right in (("given", given), ("none", none), ("mismatched", mismatched)):
+        predicted[name] = torch.where(torch.arange(40) < n_right, answers, 9)
+    return pair_check_of_tokens(prompts, predicted, answers, torch.tensor(outputs))
+
+
+@pytest.mark.parametrize(
+    ("n_shown", "right", "does_task"),
+    [
+        (40, {"given": 30, "none": 5, "mismatched": 5}, True),
+        (40, {"given": 30, "none": 30, "mismatched": 5}, False),  # demonstrations do not help
+        (40, {"given": 30, "none": 5, "mismatched": 30}, False),  # answers could be copied
+        (3, {"given": 18, "none": 30, "mismatched": 2}, False),  # demonstrations harm
+        (0, {"given": 28, "none": 28, "mismatched": 10}, False),
+        (0, {"given": 28, "none": 5, "mismatched": 28}, True),
+    ],
+)
+def test_pairs_are_learned_where_demonstrations_help_and_not_by_copying(n_shown, right, does_task):
+    check = check_of_right_answers(n_shown, **right)
+    assert check.does_task == does_task
+    assert check.gained.value == pytest.approx((right["given"] - right["none"]) / 40)
+    says = str(check)
+    assert ("The model does the task from the demonstrations" in says) == does_task
+    maps = right["given"] > right["mismatched"]
+    assert ("It learns which output belongs to which input." in says) == (does_task and maps)
+    lowers = "Exchanging the inputs of the demonstrations makes it right less often."
+    assert (lowers in says) == (maps and not does_task)
 
 
 def test_task_check_of_classes_that_are_not_always_shown(gpt2, tmp_path, monkeypatch):
