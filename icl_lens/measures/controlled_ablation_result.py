@@ -31,7 +31,7 @@ from icl_lens.foundation.intervals import (
     with_random_sets,
 )
 from icl_lens.measures.answer_scores import AnswerScores, PromptMeasure
-from icl_lens.measures.head_findings import removal_finding
+from icl_lens.measures.head_findings import heads_matter, removal_finding
 from icl_lens.metrics import label_aurocs, mean_aurocs
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
@@ -216,7 +216,7 @@ class ControlledAblation(Result):
         """Whether the heads matter more than random heads; empty for prompts without answer.
 
         The measure is the log-odds of the answer or, if there is one label, how often it is the top
-        token. Random heads are those of the same layers. For a single query, the interval is that
+        token. Random heads are those of the same layers. For a single prompt, the interval is that
         in which another random set would lie.
         """
         if bool((self.conditions["no ablation"].scores[0].answer < 0).any()):
@@ -224,7 +224,7 @@ class ControlledAblation(Result):
         measure = self.finding_measure
         lost, difference = self._lost_and_excess()
         where = "the last position" if self.positions == "last" else "all positions"
-        over = "random sets" if len(set(self.queries)) == 1 else ""
+        over = "random sets" if len(self.queries) == 1 else ""
         return removal_finding(
             self.heads,
             difference,
@@ -254,8 +254,7 @@ class ControlledAblation(Result):
         """Whether `finding` says that the heads matter more than random heads."""
         if not self.finding:
             return False
-        lost, difference = self._lost_and_excess()
-        return lost > 0 and difference.low > 0
+        return heads_matter(*self._lost_and_excess())
 
     @property
     def is_undecided(self) -> bool:
@@ -275,14 +274,14 @@ class ControlledAblation(Result):
         """Return what the answer loses without the heads, and how much more that is than without
         random heads of the same layers.
 
-        The interval is over queries and random sets; with a single query, over random sets alone.
+        The interval is over queries and random sets; with a single prompt, over random sets alone.
         """
         measure = self.finding_measure
         before = float(self.per_prompt("no ablation", measure).mean())
         lost = before - float(self.per_prompt("heads", measure).mean())
         if not self.conditions["same layers"].sets:
             return lost, Interval(math.nan, math.nan, math.nan)
-        if len(set(self.queries)) > 1:
+        if len(self.queries) > 1:
             return lost, self.difference("same layers", "heads", measure)
         lost_in_sets = before - self.per_prompt("same layers", measure).mean(1)
         return lost, beside_random_sets(lost, lost_in_sets)
@@ -382,7 +381,7 @@ class ControlledAblation(Result):
         """Return how prompts are answered under each condition, as a section."""
         return Section(
             f"Answers with heads {self.ablated}",
-            "The heads matter for the answer if it changes more than with random heads of the same "
+            "The heads matter for the answer if it loses more than with random heads of the same "
             "layers.",
             tuple(columns),
             tuple(rows),
@@ -453,9 +452,9 @@ class ControlledAblation(Result):
         if len(self.labels) > 1 and self._is_answered:
             lines.append("Log-odds: those of the answer against the prompt's other labels.")
         if n_prompts > 1:
+            over_sets = ", and over the random sets" if n_sets else ""
             intervals = (
-                f"95% intervals are over the {n_queries} queries of {n_prompts} prompts, and over "
-                "the random sets."
+                f"95% intervals are over the {n_queries} queries of {n_prompts} prompts{over_sets}."
             )
             lines.append(intervals_note(n_queries, intervals))
         if 0 < n_sets < MIN_RANDOM_SETS:

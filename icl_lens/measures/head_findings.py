@@ -4,7 +4,7 @@ Rules, for the difference between what the answer loses without the heads and wh
 random ones:
 
 - its interval is above zero: the heads matter, if the answer also loses something without them;
-- below zero: they matter less than random heads;
+- below zero: they cost the answer less than random heads do;
 - it includes zero: it is not shown that they matter more than random heads;
 - there is no interval: they are not compared.
 """
@@ -37,6 +37,18 @@ def heads_in_words(heads: Sequence[object]) -> str:
     return joined([str(head) for head in heads])
 
 
+def heads_matter(lost: float, difference: Interval) -> bool:
+    """Return whether the answer loses something without heads, in the digits in which it is
+    printed, and is shown to lose more than without random heads.
+    """
+    is_loss = lost > 0 and _is_printed_apart_from_zero(lost, difference)
+    return is_loss and difference.low > 0
+
+
+def _is_printed_apart_from_zero(change: float, difference: Interval) -> bool:
+    return interval_text(change, near=difference) != interval_text(0.0, near=difference)
+
+
 def removal_finding(
     heads: Sequence[object],
     difference: Interval,
@@ -64,20 +76,22 @@ def removal_finding(
         reason = f"that needs prompts with at least {MIN_CLUSTERS} different queries"
         if n_random_sets < MIN_RANDOM_SETS:
             reason = f"that needs at least {MIN_RANDOM_SETS} random sets, got {n_random_sets}"
-        return f"{subject}: {loss}. They are not compared with {random}: {reason}."
+        they_are = "It is" if len(heads) == 1 else "They are"
+        return f"{subject}: {loss}. {they_are} not compared with {random}: {reason}."
     from_random = interval_text(*difference, over=over)
     if lost >= 0 and difference.value >= 0:
         compared = f"{from_random} more than {random} do"
     else:
         compared = f"and the difference from {random} is {from_random}"
     gain = _gain_without_random(lost, difference, random)
-    if difference.low > 0 and lost > 0:
+    if heads_matter(lost, difference):
         return f"{subject} {matter}: {loss}, {compared}.{gain}"
     if difference.low > 0:
         needs = f"It is not shown that the answer needs {heads_in_words(heads)}"
         return f"{needs}: {loss}, {compared}."
     if difference.high < 0:
-        return f"{subject} {matter} less than {random}: {loss}, {compared}."
+        cost = "costs" if len(heads) == 1 else "cost"
+        return f"{subject} {cost} the answer less than {random} do: {loss}, {compared}."
     return (
         f"It is not shown that {heads_in_words(heads)} {matter} more than {random}: {loss}, "
         f"{compared}, which includes zero.{gain}"
@@ -90,7 +104,7 @@ def _loss(lost: float, difference: Interval, unit: str, where: str, *, is_one: b
     """
     subject = f"{where}, it" if is_one else f"jointly {where}, they"
     gained = interval_text(-lost, near=difference)
-    if lost < 0 and gained != interval_text(0.0, near=difference):
+    if lost < 0 and _is_printed_apart_from_zero(lost, difference):
         take = "takes" if is_one else "take"
         return f"{subject} {take} nothing from the answer, which gains {gained} {unit}"
     cost = "costs" if is_one else "cost"
@@ -134,8 +148,9 @@ def list_finding(
     n_above = int((np.asarray(rows["low"], dtype=float) > 0).sum())
     n_all_above = int((np.asarray(table["low"], dtype=float) > 0).sum())
     above_zero = f"a mean {score} above zero (whole 95% interval)"
+    loses_alone = "effect_low" in rows and (np.asarray(rows["effect_low"], dtype=float) > 0).any()
     if n_above == 0:
-        sentences = _none_above(above_zero, n, score)
+        sentences = _none_above(above_zero, n, score, loses_alone=bool(loses_alone))
     else:
         subject = f"{n_above} of {in_table} {'has' if n_above == 1 else 'have'}"
         if n_above == n:
@@ -146,14 +161,18 @@ def list_finding(
     return " ".join([*sentences, joint_removal])
 
 
-def _none_above(above_zero: str, n: int, score: str) -> list[str]:
-    """Return sentences on a table of n heads none of whose intervals is above zero."""
+def _none_above(above_zero: str, n: int, score: str, *, loses_alone: bool) -> list[str]:
+    """Return sentences on a table of n heads none of whose intervals is above zero; with
+    `loses_alone`, the answer is shown to lose something without one of them.
+    """
     if n == 1:
         it, sentences = "it", [f"It is not shown that the head in the table has {above_zero}."]
     else:
         it, sentences = "any of them", [f"None of the {n} heads in the table has {above_zero}."]
     if score == "effect":
         return [*sentences, f"It is not shown that zeroing {it} alone costs the answer anything."]
+    if loses_alone:
+        return sentences
     return [*sentences, f"It is not shown that {it} helps the answer.", NEEDED_INSTEAD]
 
 

@@ -15,6 +15,7 @@ from icl_lens.foundation.intervals import Interval
 from icl_lens.measures.answer_scores import score_answers
 from icl_lens.measures.controlled_ablation import columns_of_sets, conditions_of_sets
 from icl_lens.measures.controlled_ablation_result import ConditionName, ControlledAblation
+from icl_lens.measures.head_findings import heads_matter
 from icl_lens.measures.random_heads import random_head_sets
 from icl_lens.models.head import Head
 from icl_lens.models.passes.memory import PASS_TOKENS
@@ -59,8 +60,8 @@ class ListRemoval:
 
     @property
     def shows_that_heads_matter(self) -> bool:
-        """Whether the loss is above zero, and the interval above that of random heads."""
-        return self.lost.value > 0 and self.difference.low > 0
+        """Whether the answer loses something, and is shown to lose more than without random heads."""
+        return heads_matter(self.lost.value, self.difference)
 
 
 def remove_lists(

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from icl_lens.edits.edit import Positions
-from icl_lens.foundation.ranking_scores import Score
+from icl_lens.foundation.ranking_scores import DIRECT_SCORES, Score
 from icl_lens.measures.controlled_ablation_result import (
     ControlledAblation,
     Measure,
@@ -197,10 +197,20 @@ class LocatedHeads(Result):
             self._held_out_sentence(self.removal),
         ]
         if self.removal.finding and not self.heads_that_matter:
-            sentences.append("The table ranks heads; none of them is shown to carry the answer.")
+            sentences.append(self._alone_sentence())
         elif self.task_sentence:
             sentences.append("What these heads add is therefore not shown to be this task.")
         return " ".join(filter(None, sentences))
+
+    def _alone_sentence(self) -> str:
+        """Return what the table shows of single heads where they are not shown to matter
+        together.
+        """
+        table = self.to_frame().head(self.k)
+        ends = "effect_low" if self.by in DIRECT_SCORES else "low"
+        if ends in table and bool((table[ends] > 0).any()):
+            return "The table ranks single heads; together, they are not shown to carry the answer."
+        return "The table ranks heads; none of them is shown to carry the answer."
 
     @property
     def task_sentence(self) -> str:
@@ -248,8 +258,8 @@ class LocatedHeads(Result):
         if self.n_shared_queries:
             n_queries = len(set(removal.queries))
             queries = (
-                f"although {self.n_shared_queries} of their {n_queries} queries were used to "
-                "locate the heads"
+                f"although {self.n_shared_queries} of their {n_queries} queries "
+                f"{'was' if self.n_shared_queries == 1 else 'were'} used to locate the heads"
             )
         where = (
             f"On {plural_prompts(len(removal.queries))} that did not locate the heads ({queries})"

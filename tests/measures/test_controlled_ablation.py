@@ -407,16 +407,34 @@ COSTS = [
 
 
 @pytest.mark.parametrize(("cost", "random_cost", "matter"), COSTS)
-@pytest.mark.parametrize("n_queries", [1, 20])
+@pytest.mark.parametrize("n_prompts", [1, 20])
 def test_heads_matter_only_if_they_cost_something_and_more_than_random_heads(
-    cost, random_cost, matter, n_queries
+    cost, random_cost, matter, n_prompts
 ):
     """The same rule for a result of one prompt or of several, and for a list of heads."""
     random_costs = [random_cost + nats for nats in (-0.1, -0.05, 0.0, 0.05, 0.1)]
-    ablation = ablation_of(
-        torch.full((20,), 1.0), n_queries=n_queries, cost=cost, random_costs=random_costs
-    )
+    ablation = ablation_of(torch.full((n_prompts,), 1.0), cost=cost, random_costs=random_costs)
     assert ablation.shows_that_heads_matter == matter
     assert ablation.finding.startswith("L0H0 matters: ") == matter
-    if n_queries > 1:
+    if n_prompts > 1:
         assert ListRemoval.from_ablation(ablation).shows_that_heads_matter == matter
+
+
+@pytest.mark.parametrize("n_queries", [1, 2, 3, 4])
+def test_a_verdict_on_several_prompts_needs_as_many_queries_as_their_intervals(n_queries):
+    """Also on prompts of one query: no sentence has an interval below which a note says that there
+    is none.
+    """
+    ablation = ablation_of(
+        torch.full((12,), 1.0), n_queries=n_queries, cost=2.0, random_costs=[-0.1, 0.0, 0.1]
+    )
+    assert ablation.shows_that_heads_matter == (n_queries == 4)
+    says_why = "not compared with random heads of the same layers: that needs prompts with at least"
+    assert (says_why in ablation.finding) == (n_queries < 4)
+    assert ("95% interval" in ablation.finding) == (n_queries == 4)
+
+
+def test_intervals_are_over_random_sets_only_if_there_are_some():
+    for random_costs, is_over_sets in (([], False), ([0.0, 0.1, 0.2], True)):
+        ablation = ablation_of(torch.full((12,), 1.0), cost=2.0, random_costs=random_costs)
+        assert ("and over the random sets" in " ".join(ablation.notes())) == is_over_sets

@@ -6,7 +6,12 @@ import pandas as pd
 import pytest
 
 from icl_lens.foundation.intervals import Interval, beside_random_sets
-from icl_lens.measures.head_findings import heads_in_words, list_finding, removal_finding
+from icl_lens.measures.head_findings import (
+    heads_in_words,
+    heads_matter,
+    list_finding,
+    removal_finding,
+)
 from icl_lens.result.number_format import decimal, interval_text, signed, whole_percent
 
 REMOVED = {
@@ -24,7 +29,10 @@ REMOVED = {
             Interval(1.0, -0.1, 2.1),
             "It is not shown that L5H0 and L4H1 matter more than random heads: jointly zeroed",
         ),
-        (Interval(-1.0, -1.6, -0.4), "L5H0 and L4H1 matter less than random heads: jointly zeroed"),
+        (
+            Interval(-1.0, -1.6, -0.4),
+            "L5H0 and L4H1 cost the answer less than random heads do: jointly zeroed",
+        ),
         (
             Interval(-0.5, -1.6, 0.4),
             "It is not shown that L5H0 and L4H1 matter more than random heads: jointly zeroed",
@@ -72,7 +80,9 @@ def test_without_an_interval_the_reason_is_given(n_sets, reason):
     assert text.startswith(
         "L5H0: zeroed at the last position, it costs the answer +1.00 nats of log-odds. "
     )
-    assert "not compared with random heads" in text
+    assert "It is not compared with random heads" in text
+    two = removal_finding(["L5H0", "L4H1"], difference, lost=1.0, n_random_sets=n_sets, **REMOVED)
+    assert "They are not compared with random heads" in two
     assert reason in text
     assert "matter" not in text
 
@@ -235,7 +245,7 @@ def test_lists_without_a_head_that_adds_name_the_score_that_removes_heads(score,
             "It is not shown that L5H0 matters more than random heads",
             ", which includes zero.",
         ),
-        (Interval(-0.3, -0.5, -0.1), "L5H0 matters less than random heads", "."),
+        (Interval(-0.3, -0.5, -0.1), "L5H0 costs the answer less than random heads do", "."),
     ],
 )
 def test_heads_whose_removal_helps_take_nothing_from_the_answer(difference, says, ends):
@@ -253,3 +263,25 @@ def test_a_gain_that_rounds_to_zero_is_no_gain():
             ["L5H0"], Interval(0.1, -0.2, 0.4), lost=lost, n_random_sets=10, **REMOVED
         )
         assert "it costs the answer +0.00 nats of log-odds" in text
+
+
+@pytest.mark.parametrize(("lost", "matters"), [(-0.2, False), (0.004, False), (0.02, True)])
+def test_heads_matter_only_if_the_answer_loses_something_without_them(lost, matters):
+    """Not if only random heads help: a difference from them is no loss."""
+    difference = Interval(0.5, 0.2, 0.8)
+    assert heads_matter(lost, difference) == matters
+    text = removal_finding(["L5H0"], difference, lost=lost, n_random_sets=10, **REMOVED)
+    assert text.startswith("L5H0 matters: ") == matters
+    assert text.startswith("It is not shown that the answer needs L5H0") != matters
+
+
+@pytest.mark.parametrize(
+    ("effects", "is_denied"),
+    [([(0.2, 0.4), (-0.1, 0.1)], False), ([(-0.2, 0.4), (-0.3, -0.1)], True)],
+)
+def test_a_list_does_not_deny_that_a_head_helps_whose_removal_costs_the_answer(effects, is_denied):
+    text = list_finding(table_of([(-0.1, 0.3)] * 2, effects), 2, "contrast", n_heads=48)
+    assert text.startswith("None of the 2 heads in the table has a mean contrast above zero")
+    assert ("It is not shown that any of them helps the answer." in text) == is_denied
+    assert ("--by effect" in text) == is_denied
+    assert ("less likely for L0H0" in text) != is_denied

@@ -205,10 +205,21 @@ def test_what_held_out_prompts_lose_is_the_finding(icl_mini, tmp_path):
     assert "icl-lens ablate" in without.finding
 
 
+def check_sentence_on_single_heads(located):
+    """What a table shows of heads alone is not denied below it."""
+    effect, together = located.scores["effect"], "The table ranks single heads; together, they are"
+    for low in (-0.1, 0.1):
+        low_everywhere = replace(effect, low=torch.full_like(effect.low, low))
+        changed = replace(located, scores=located.scores | {"effect": low_everywhere})
+        assert (together in changed.finding) == (low > 0)
+        assert ("none of them is shown to carry" in changed.finding) == (low < 0)
+
+
 @pytest.mark.slow
 def test_heads_that_do_not_matter_are_not_shown_to(gpt2, batch, monkeypatch):
     few = batch[[0, 1, 2, 4, 5]]
     untrained = il.locate(gpt2, few, by="increase", k=1, held_out=few, n_random=5)
+    check_sentence_on_single_heads(untrained)
     assert "It is not shown that" in untrained.finding
     assert not untrained.removal.shows_that_heads_matter
     assert "although 5 of their 5 queries were used to locate the heads" in untrained.finding

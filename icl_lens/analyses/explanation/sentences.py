@@ -20,7 +20,7 @@ from icl_lens.analyses.explanation.tables import (
 )
 from icl_lens.foundation.intervals import Interval, beside_random_sets
 from icl_lens.measures.demonstration_effects import BEGINS_TEXT
-from icl_lens.measures.head_findings import removal_finding
+from icl_lens.measures.head_findings import heads_matter, removal_finding
 from icl_lens.models.head import Head
 from icl_lens.reading.reasons import writers_in_words
 from icl_lens.result.number_format import joined, percent, signed
@@ -74,8 +74,7 @@ def finding(reports: ExplanationReports) -> str:
 
 def shows_that_heads_matter(reports: ExplanationReports) -> bool:
     """Return whether `finding` says that the zeroed heads matter more than random heads."""
-    lost, difference = _loss_and_difference(reports)
-    return lost > 0 and difference.low > 0
+    return heads_matter(*_loss_and_difference(reports))
 
 
 def _loss_and_difference(reports: ExplanationReports) -> tuple[float, Interval]:
