@@ -44,6 +44,12 @@ from icl_lens.runs.progress import progress_switch, steps
 
 Method = Literal["exact", "gradient"]
 Algorithm = Literal["partial_forward", "prefix_cache", "gradient"]
+ABLATED: dict[Mode, str] = {
+    "zero": "each head zeroed alone",
+    "mean": "each head alone set to its mean",
+    "resample": "each head alone set to what it writes on another prompt",
+}
+"""What was done to heads, in the title of a result."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,6 +79,8 @@ class HeadEffects(Result):
     """What else edited the model, with and without the head: open `with` blocks, and other
     hooks.
     """
+    mode: Mode = "zero"
+    """What replaced the z of an ablated head."""
 
     @property
     def exact(self) -> bool:
@@ -106,7 +114,9 @@ class HeadEffects(Result):
             columns[name] = [signed(float(mean[head])) for head in heads]
         n = len(self.log_prob)
         over = f"mean over {plural_prompts(n)}" if n > 1 else plural_prompts(n)
-        title = f"HeadEffects, nats: {over}, heads removed one by one{edits_suffix(self.edits)}"
+        estimated = "" if self.exact else " (first-order estimates)"
+        done = f"{ABLATED[self.mode]}{estimated}{edits_suffix(self.edits)}"
+        title = f"HeadEffects, nats: {over}, {done}"
         return table_view(title, columns, self.log_prob[0].numel())
 
 
@@ -226,7 +236,8 @@ def exact_effects(
     algorithm: Algorithm = "prefix_cache"
     if positions == "all" or reason:
         algorithm = "partial_forward"
-    return HeadEffects(log_prob, log_odds, positions, algorithm, reason, active_edits(view))
+    edits = active_edits(view)
+    return HeadEffects(log_prob, log_odds, positions, algorithm, reason, edits, ablation.mode)
 
 
 def log_odds_lost(

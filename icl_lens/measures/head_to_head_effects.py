@@ -12,7 +12,7 @@ reach another.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
@@ -42,6 +42,7 @@ from icl_lens.edits.gradients import site_gradients, z_gradients
 from icl_lens.edits.head_reader import HeadReader, Means
 from icl_lens.edits.score import score_sets
 from icl_lens.errors import InputError, check_choice, short_repr
+from icl_lens.measures.effects import Method
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import FFN, AnyComponent, AnyHead, Component, Head
 from icl_lens.models.view import ModelView
@@ -89,6 +90,8 @@ class HeadToHeadEffects(Result):
     """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing
     edits it.
     """
+    method: Method = "exact"
+    """"gradient" for first-order estimates, which there are of the log-odds alone."""
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per reader and writer: reader, part, writer, log_odds and log_prob.
@@ -115,7 +118,8 @@ class HeadToHeadEffects(Result):
         columns["log p lost"] = [signed(value) for value in strongest["log_prob"]]
         n = len(self.log_prob)
         over = f"mean over {plural_prompts(n)}" if n > 1 else plural_prompts(n)
-        title = f"HeadToHeadEffects, nats: {over}{edits_suffix(self.edits)}"
+        estimated = ", first-order estimates" if self.method == "gradient" else ""
+        title = f"HeadToHeadEffects, nats: {over}{estimated}{edits_suffix(self.edits)}"
         return table_view(title, columns, len(frame))
 
 
@@ -131,7 +135,7 @@ def head_to_head_effects(
     targets: Int[Tensor, " batch"] | None = None,
     against: Against = None,
     reference: PromptBatch | None = None,
-    method: Literal["exact", "gradient"] = "exact",
+    method: Method = "exact",
     progress: bool | None = None,
 ) -> HeadToHeadEffects:
     """Return the effect of each writer on the answer through each reader: a head's query, keys or
@@ -503,6 +507,7 @@ def _estimated(
         log_prob=torch.full_like(log_odds, torch.nan),
         log_odds=log_odds,
         edits=active_edits(view),
+        method="gradient",
     )
 
 

@@ -308,6 +308,21 @@ def test_estimates_of_differences(load_tiny):
     assert_close(il.head_effects(model, batch, method="gradient").log_odds, difference.log_odds)
 
 
+def test_a_title_says_what_was_done_to_heads(load_tiny):
+    model = load_tiny("gpt2")
+    batch = ragged(model)
+    for options, words in (
+        ({}, "each head zeroed alone"),
+        ({"mode": "mean", "reference": batch}, "each head alone set to its mean"),
+        ({"method": "gradient"}, "each head zeroed alone (first-order estimates)"),
+    ):
+        assert il.head_effects(model, batch, **options).to_view().title.endswith(words)
+    for method in ("exact", "gradient"):
+        edges = il.head_to_head_effects(model, batch, ["L2H1"], part="q", method=method)
+        is_estimate = edges.to_view().title.endswith(", first-order estimates")
+        assert is_estimate == (method == "gradient")
+
+
 def test_estimates_within_contexts_without_gradients(gpt2, gpt2_batch):
     expected = il.head_effects(gpt2, gpt2_batch, method="gradient").log_prob
     for context in (torch.no_grad, torch.inference_mode):
