@@ -243,8 +243,8 @@ class TwoTowers(Result):
 
         1. The model answers the prompts and the donors: by log-odds, since a preference for a label
            may hide it.
-        2. Query, keys and values alone cost more than in random heads; models of other kinds can
-           pass this.
+        2. Query, keys and values alone cost something, and more than in random heads; models of
+           other kinds can pass this.
         3. Keys of exchanged texts cost more than keys of exchanged labels, a changed own text costs
            more than all other texts, and each exchange costs more than a pair with another one that
            cancels it; other kinds fail this.
@@ -260,12 +260,13 @@ class TwoTowers(Result):
         for what, log_odds in self.answered.items():
             checks.append(Prediction("answered", f"the model answers {what}", log_odds))
         for name in DONORS:
-            difference = self._above_random(exchanges[name])
-            checks.append(
-                Prediction(
-                    "effect", f"exchanging the {name} costs more than in random heads", difference
-                )
-            )
+            lost = self.lost[name]
+            if lost.low > 0:
+                text = f"exchanging the {name} costs more than in random heads"
+                difference = self._above_random(exchanges[name])
+            else:
+                text, difference = f"exchanging the {name} costs the answer something", lost
+            checks.append(Prediction("effect", text, difference))
         text = "keys with exchanged texts cost more than keys with exchanged labels"
         checks.append(Prediction("structure", text, above("keys", "keys: labels")))
         text = "keys whose own text changes cost more than keys of which all other texts change"
@@ -373,10 +374,11 @@ class TwoTowers(Result):
             "without a preference for a label, are "
             f"{signed(self.answered['the prompts'].value, 2)} and become {left[0]}, {left[1]} and "
             f"{left[2]}, and the model then gives the other label in {shares[0]}, {shares[1]} and "
-            f"{shares[2]} of prompts. Two exchanges cancel "
-            f"({joined([lost[pair] for pair in PAIRS])}). Keys follow the texts, not the labels "
-            f"({lost['keys']} and {lost['keys: labels']}), and each its own demonstration's text, "
-            f"not the others ({lost['keys: own text']} and {lost['keys: other texts']})."
+            f"{shares[2]} of prompts. Two of them together cost less than either alone "
+            f"({joined([lost[pair] for pair in PAIRS])}). Keys follow the texts more than the "
+            f"labels ({lost['keys']} and {lost['keys: labels']}), and each its own "
+            "demonstration's text more than the others "
+            f"({lost['keys: own text']} and {lost['keys: other texts']})."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -526,20 +528,23 @@ class TwoTowers(Result):
             columns,
             tuple(rows),
             notes=(self.scan_note,),
+            n_rows=len(scan),
         )
 
     @property
     def scan_note(self) -> str:
         """How the heads were found; empty if they were given."""
+        heads_have = "The head has" if len(self.heads) == 1 else "The heads have"
         if self.scan is None and self.n_scanned:
             return (
-                f"The heads have the largest mean {self.by} on {plural_prompts(self.n_scanned)} "
+                f"{heads_have} the largest mean {self.by} on {plural_prompts(self.n_scanned)} "
                 "other than these."
             )
         if self.scan is None:
             return ""
         return (
-            "The heads have the largest effects of exchanging the query alone, in a scan of all "
+            f"{heads_have} the largest {'effect' if len(self.heads) == 1 else 'effects'} of "
+            "exchanging the query alone, in a scan of all "
             f"{len(self.scan)} heads on {plural_prompts(self.n_scanned)} other than these; "
             f"log-odds lost, nats. {selected_note(len(self.heads), len(self.scan)).capitalize()}."
         )

@@ -445,6 +445,30 @@ def test_an_exchange_that_random_heads_match_is_enough_for_no(towers, name):
     assert "The 2 heads are not shown to work as two towers on these prompts" in made_up.verdict
 
 
+@pytest.mark.parametrize("name", ["query", "keys", "values"])
+def test_an_exchange_that_helps_the_answer_is_enough_for_no(towers, name):
+    """Also if it helps more in random heads."""
+    changed = []
+    for exchange in towers.exchanges:
+        if exchange.name == name:
+            lost = -exchange.lost
+            random_lost = np.stack([lost - 1] * 3)
+            exchange = replace(exchange, lost=lost, random_lost=random_lost)
+        changed.append(exchange)
+    made_up = replace(towers, exchanges=tuple(changed))
+    assert not made_up.is_two_towers
+    assert f"exchanging the {name} costs the answer something (difference −" in made_up.verdict
+    assert "lowers the log-odds" not in made_up.verdict
+
+
+def test_a_scan_says_how_many_heads_its_table_leaves_out(icl_mini):
+    towers = il.two_towers(icl_mini, il.load_task("sentiment-number", n=24), n_random=3)
+    (scan,) = [section for section in towers.to_view().sections if "Scan" in section.title]
+    assert scan.n_rows == len(towers.scan) == 48
+    assert len(scan.rows) < 48
+    assert f"{48 - len(scan.rows)} more rows" in str(towers)
+
+
 def test_one_head_is_one_head(towers):
     with_one_head = replace(towers, heads=towers.heads[:1], random_sets=towers.random_sets[:1])
     assert with_one_head.verdict.startswith(
