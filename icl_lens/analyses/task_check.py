@@ -9,6 +9,7 @@
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -123,7 +124,7 @@ class TaskCheck(Check):
     where it is not, averaged over labels; chance is ½. It has the given prompts and two layouts;
     `label_auroc` has each label, over the given prompts. Two baselines for the given prompts are
     the accuracy of always predicting the last label (`last_label`), and of always predicting
-    `favorite` (`one_label`).
+    `commonest`, the most frequent answer (`one_label`).
 
     The intervals of the five effects hold jointly with 95% confidence (each alone with 99%), and so
     do those of the shares. All intervals resample queries, since prompts with the same query are
@@ -140,6 +141,7 @@ class TaskCheck(Check):
         True
     """
 
+    version: ClassVar[int] = 2
     definitions: ClassVar[tuple[str, ...]] = (
         "Nats: the log-odds that a label gains over another by the behavior: the one",
         "that the demonstrations give (learns), the original one (knows), the one shown",
@@ -165,6 +167,7 @@ class TaskCheck(Check):
     auroc: dict[PromptVariant, Interval]
     label_auroc: dict[str, Interval]
     favorite: str
+    commonest: str
     last_label: float
     one_label: float
     edits: tuple[str, ...] = ()
@@ -225,7 +228,7 @@ class TaskCheck(Check):
         rows |= {f"AUROC, {layout}": interval for layout, interval in self.auroc.items()}
         for label, interval in self.label_auroc.items():
             rows[f"AUROC of {label!r}, given"] = interval
-        baselines = {"last label": self.last_label, f"always {self.favorite!r}": self.one_label}
+        baselines = {"last label": self.last_label, f"always {self.commonest!r}": self.one_label}
         for name, share in baselines.items():
             rows[f"baseline, {name}"] = Interval(share, float("nan"), float("nan"))
         frames = {name: interval.to_frame() for name, interval in rows.items()}
@@ -259,7 +262,7 @@ class TaskCheck(Check):
         sentences.append(
             f"In the order given, the model answers {accuracy.value:.0%} of the check's "
             f"{self.n_prompts} prompts correctly ({interval}always the last label "
-            f"{self.last_label:.0%}, always {self.favorite!r} {self.one_label:.0%})."
+            f"{self.last_label:.0%}, always {self.commonest!r} {self.one_label:.0%})."
         )
         if self.edits:
             sentences.append(edits_note(self.edits))
@@ -328,7 +331,8 @@ class TaskCheck(Check):
         effect, share = self.effects["first"], self.shares["first"]
         is_copied = effect.value > 0
         moved = f"gains {_nats(effect)}" if is_copied else f"loses {_nats(_negative(effect))}"
-        if share.low > 0 or share.high < 0:
+        is_followed = share.low > 0 if is_copied else share.high < 0
+        if is_followed:
             verb, follow = "copies" if is_copied else "avoids", ""
         else:
             verb = "leans toward" if is_copied else "leans away from"
@@ -485,6 +489,8 @@ def task_check_of_scores(
     if np.isnan(preferences).all():
         preferences = predicted.mean((0, 1))
     favorite = int(np.nanargmax(preferences))
+    n_answers = Counter(prompt.answer for prompt in prompts)
+    commonest = max(labels, key=lambda label: (n_answers[label], label == labels[favorite]))
 
     by_layout: dict[PromptVariant, list[LabelLogProbs]] = {"given": [as_given]}
     for layout, names in ARRANGEMENTS.items():
@@ -504,8 +510,9 @@ def task_check_of_scores(
         auroc={layout: auroc.mean() for layout, auroc in aurocs.items()},
         label_auroc=dict(zip(labels, label_intervals, strict=True)),
         favorite=labels[favorite],
+        commonest=commonest,
         last_label=fmean(prompt.demonstrations[-1].label == prompt.answer for prompt in prompts),
-        one_label=fmean(prompt.answer == labels[favorite] for prompt in prompts),
+        one_label=n_answers[commonest] / len(prompts),
         edits=edits,
     )
 

@@ -529,6 +529,7 @@ class TwoTowers(Result):
             tuple(rows),
             notes=(self.scan_note,),
             n_rows=len(scan),
+            full_table="scan",
         )
 
     @property

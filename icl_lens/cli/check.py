@@ -1,12 +1,12 @@
 """`icl-lens check`: what a model does on a task, kept on disk for the other commands."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from typer import Option
 
 from icl_lens.cli.folder_options import FolderOptions
-from icl_lens.cli.option_groups import grouped
+from icl_lens.cli.option_groups import grouped, reject_options
 from icl_lens.cli.options import FileOptions, ModelOptions, SeedOption, TokenOptions, preview
 from icl_lens.cli.task_options import TaskOptions
 
@@ -31,13 +31,13 @@ def check(
     """Report what the model does on a task: what it learns from the demonstrations, copies, knows
     and prefers.
 
-    The prompts are in balanced random order, whatever --layout is. The result is kept on disk, and
-    the other commands print it for the same model, task and options.
+    The prompts are in balanced random order, and --layout is refused. The result is kept on disk,
+    and the other commands print it for the same model, task and options.
     """
     from icl_lens.prompts.prompt_list import demonstrations_each
 
     files.check()
-    task = replace(task, layout="random")
+    reject_options(task, "layout", reason="a check needs balanced random order")
     prompts = task.prompts(n=n, seed=seed)  # before the model is loaded
     with folder.running() as (run, console):
         task.describe_data(console, prompts, tokens)

@@ -279,7 +279,7 @@ def leave_one_out_means(
 
 def with_random_sets(
     interval: Interval,
-    *means_of_sets: Float[np.ndarray, " _"],
+    *means_of_sets: Float[np.ndarray, " _"] | Float[Tensor, " _"],
     bounds: tuple[float, float] | None = None,
     level: float = LEVEL,
 ) -> Interval:
@@ -299,7 +299,7 @@ def with_random_sets(
         True
     """
     variance = 0.0
-    for means in means_of_sets:
+    for means in map(np.asarray, means_of_sets):
         n_sets = len(means)
         if n_sets < MIN_RANDOM_SETS:
             return Interval(interval.value, math.nan, math.nan)
@@ -317,8 +317,8 @@ def with_random_sets(
 
 
 def beside_random_sets(
-    value: float,
-    values_of_sets: Float[np.ndarray, " set"] | Sequence[float],
+    value: float | Float[Tensor, ""],
+    values_of_sets: Float[np.ndarray, " set"] | Float[Tensor, " set"] | Sequence[float],
     *,
     level: float = LEVEL,
 ) -> Interval:
@@ -328,6 +328,7 @@ def beside_random_sets(
     This is Student's t prediction interval: it excludes zero if the value is outside of what random
     sets have. NaN for fewer than `MIN_RANDOM_SETS` sets.
     """
+    value, values_of_sets = float(value), np.asarray(values_of_sets)
     n_sets = len(values_of_sets)
     if n_sets < MIN_RANDOM_SETS:
         return Interval(

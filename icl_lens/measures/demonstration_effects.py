@@ -297,7 +297,7 @@ class DemonstrationEffects(Result):
         }
         title += f"\nMean over {plural_prompts(len(self.queries))}, {self.ways[0]}"
         title += " (by_place() has all ways):" if len(self.ways) > 1 else ":"
-        return table_view(title, columns, len(table))
+        return table_view(title, columns, len(table), full_table="by_place()")
 
     def _view_of_prompt(self, title: str) -> View:
         """Return the table of the only prompt's strongest demonstrations, in all ways."""

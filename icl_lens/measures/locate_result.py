@@ -167,7 +167,8 @@ class LocatedHeads(Result):
 
         The columns are name; score, low and high: the mean of the score `by` (nats) and its
         interval; selected, the share of draws of queries in which the head is among the first `k`;
-        the other scores, each with its interval; rank, layer and head.
+        the other scores, each with its interval (an `effect` is lost of `outcome`); rank, layer and
+        head.
         """
         heads = self.top(self.n_heads)
         index = tuple(np.array(heads).T)
@@ -254,16 +255,17 @@ class LocatedHeads(Result):
         """Return a sentence on log-odds and accuracy with and without the heads, on held-out
         prompts.
         """
-        queries = "with other queries"
+        where = f"On {plural_prompts(len(removal.queries))}"
         if self.n_shared_queries:
-            n_queries = len(set(removal.queries))
-            queries = (
-                f"although {self.n_shared_queries} of their {n_queries} queries "
-                f"{'was' if self.n_shared_queries == 1 else 'were'} used to locate the heads"
+            n_queries, were = len(set(removal.queries)), "were"
+            if self.n_shared_queries == 1:
+                were = "was"
+            where += (
+                f", {self.n_shared_queries} of whose {n_queries} queries {were} used to locate the "
+                "heads"
             )
-        where = (
-            f"On {plural_prompts(len(removal.queries))} that did not locate the heads ({queries})"
-        )
+        else:
+            where += " that did not locate the heads (with other queries)"
         if len(removal.labels) < 2:
             correct = _under_conditions(removal, "over_vocabulary", percent)
             return f"{where}, accuracy is {correct}."

@@ -26,7 +26,7 @@ from icl_lens.measures.exchanges import (
 )
 from icl_lens.measures.label_attention import attention_by_truth
 from icl_lens.measures.locate_result import LocatedHeads
-from icl_lens.measures.ranking_means import mean_score_of_heads
+from icl_lens.measures.ranking_means import SHARE_LIMITS, mean_score_of_heads
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm
 from icl_lens.models.view import ModelView
@@ -39,6 +39,8 @@ from icl_lens.runs.stream import plan_batches
 
 EXCHANGE_SCORES = ("exchange", "keys", "values")
 """Names of the scores of exchanging a head's query, keys or values, in the order of `SINGLE`."""
+LABEL_ATTENTION = ("true_label_attention", "false_label_attention")
+"""Names of the scores that are shares of attention."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +169,10 @@ class OtherScores:
         scores = dict(located.scores)
         shape = located.score.mean.shape
         for name in values:
-            scores[name] = mean_score_of_heads(values[name], self.heads, self.batch.queries, shape)
+            limits = SHARE_LIMITS if name in LABEL_ATTENTION else None
+            scores[name] = mean_score_of_heads(
+                values[name], self.heads, self.batch.queries, shape, limits=limits
+            )
         return replace(located, scores=scores, outcome=self.outcome, no_exchanges=self.no_exchanges)
 
 

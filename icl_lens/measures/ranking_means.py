@@ -35,13 +35,23 @@ class MeanScore:
     selected: Float[Tensor, "layer head"]
 
 
+SHARE_LIMITS = (0.0, 1.0)
+"""Ends of intervals of shares, such as attention, are not outside of these."""
+
+
 def mean_score(
-    name: str, scores: Float[np.ndarray, "prompt layer head"], queries: Sequence[str], k: int
+    name: str,
+    scores: Float[np.ndarray, "prompt layer head"],
+    queries: Sequence[str],
+    k: int,
+    *,
+    limits: tuple[float, float] | None = None,
 ) -> MeanScore:
     """Return a score's means, 95% intervals and `selected`, over the prompts that have the score.
 
-    `queries` is the query of each prompt. A prompt whose scores are all NaN does not have the
-    score. Raise InputError, which calls the score `name`, if a mean is NaN or infinite.
+    `queries` is the query of each prompt, and `limits` are those of the score's values. A prompt
+    whose scores are all NaN does not have the score. Raise InputError, which calls the score `name`,
+    if a mean is NaN or infinite.
     """
     shape = scores.shape[1:]
     scores = scores.reshape(len(scores), -1).astype(np.float64)
@@ -59,6 +69,8 @@ def mean_score(
             f"the mean {name} of {head} is NaN or infinite; load the model in bfloat16 or float32, "
             "or remove edits"
         )
+    if limits is not None:
+        low, high = low.clip(*limits), high.clip(*limits)
     selected = selected_shares(scores, queries, k)
     columns = [torch.from_numpy(column).reshape(shape) for column in (mean, low, high, selected)]
     return MeanScore(*columns)
@@ -69,19 +81,23 @@ def mean_score_of_heads(
     heads: Sequence[Head],
     queries: Sequence[str],
     shape: Sequence[int],
+    *,
+    limits: tuple[float, float] | None = None,
 ) -> MeanScore:
     """Return the means and 95% intervals of a score that was measured in some heads only.
 
-    `queries` is the query of each prompt. A prompt whose values are all NaN does not have the
-    score. Other heads are NaN, and so is `selected`.
+    `queries` is the query of each prompt, and `limits` are those of the score's values. A prompt
+    whose values are all NaN does not have the score. Other heads are NaN, and so is `selected`.
     """
     columns = [torch.full(tuple(shape), torch.nan, dtype=torch.float64) for _ in range(4)]
     is_measured = np.asarray(~np.isnan(values).all(1))
     if is_measured.any():
         measured_queries = [queries[row] for row in np.flatnonzero(is_measured).tolist()]
-        intervals = mean_intervals(values[is_measured].astype(np.float64), measured_queries)
+        mean, low, high = mean_intervals(values[is_measured].astype(np.float64), measured_queries)
+        if limits is not None:
+            low, high = low.clip(*limits), high.clip(*limits)
         index = tuple(np.array(heads).T)
-        for column, numbers in zip(columns[:3], intervals, strict=True):
+        for column, numbers in zip(columns[:3], (mean, low, high), strict=True):
             column[index] = torch.from_numpy(numbers)
     return MeanScore(*columns)
 

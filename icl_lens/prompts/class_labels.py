@@ -97,16 +97,18 @@ def _from_words(labels: Sequence[str], classes: Sequence[str], n_shown: int) -> 
     check_unicode(*words, what="label")
     named = _named_classes(words, classes)
     unnamed = [word for word in words if word not in named.values()]
-    has_word_per_class = bool(unnamed) and len(words) == len(classes)
+    means_nothing = set(words) <= set(DEFAULT_LABELS)
+    has_word_per_class = bool(unnamed) and len(words) == len(classes) and not means_nothing
     if has_word_per_class and not named and all(map(is_number, classes)):
         named, unnamed = dict(zip(in_order(classes), words, strict=True)), []
     n_expected = len(named) if not unnamed and len(named) > n_shown else n_shown
-    _check_not_one_per_class(words, classes, n_expected)
+    if not means_nothing:
+        _check_not_one_per_class(words, classes, n_expected)
     if isinstance(labels, str) or len(words) != n_expected or len({*words}) != len(words):
         raise InputError(
             f"labels must be {n_expected} different words, one per class, got {short_repr(labels)}"
         )
-    if unnamed and _is_ambiguous(unnamed, named, classes):
+    if unnamed and not means_nothing and _is_ambiguous(unnamed, named, classes):
         raise _ambiguous_error(words, named, classes, n_shown)
     words_of = {name: (word,) for name, word in named.items()}
     return ClassLabels(words_of, tuple(unnamed), words if len(words) == n_shown else None)
@@ -235,5 +237,5 @@ def _ambiguous_error(
         f"labels ({quoted_list(words)}) could belong to the classes "
         f"({quoted_list(in_order(classes))}) in more than one way; for words that mean classes, "
         f"write which is whose, as in {_labels_by_class(pairs)}; for words that mean "
-        f"nothing, omit labels (default: {quoted_list(DEFAULT_LABELS[:n_shown])})"
+        f"nothing, pass {', '.join(DEFAULT_LABELS[:n_shown])}"
     )

@@ -252,7 +252,8 @@ class Prompt:
         or a line break, becomes `separator`, so that the text of the prompt is `text` itself. Use
         the constructor for labels of several words and for texts that contain " : ".
 
-        Raise InputError if there is no demonstration or no query, and for a text that a prompt
+        Raise InputError if there is no demonstration or no query, for a text over a line break
+        after a label that a space ends, and for a text that a prompt
         would not repeat: with white space at its ends, other white space than " : " has around a
         colon, or demonstrations that are separated differently.
 
@@ -297,6 +298,7 @@ class Prompt:
                 f"the answer {answer!r} is not one of the labels {quoted_list(in_order(labels))}; "
                 "use one of them, or omit the answer"
             )
+        _check_one_word_labels(demonstrations, current_text, separators[0])
         prompt = cls(demonstrations, current_text, answer, separator=separators[0])
         _check_round_trip(text, prompt)
         return prompt
@@ -333,6 +335,21 @@ def _demonstrations_of(pieces: Sequence[str]) -> tuple[list[Demonstration], str,
             f"{quoted_list(different[:4])}; separate all of them by {different[0]!r}"
         )
     return demonstrations, current_text, separators
+
+
+def _check_one_word_labels(
+    demonstrations: Sequence[Demonstration], query: str, separator: str
+) -> None:
+    """Raise InputError if a text goes over a line break although a space separates demonstrations:
+    its first words belong to a label of several words.
+    """
+    texts = [demonstration.text for demonstration in demonstrations] + [query]
+    for text in texts[1:]:
+        if "\n" in text and "\n" not in separator:
+            raise InputError(
+                f"a label has one word here, but the text {text!r} goes over a line break; for "
+                "labels of several words or such texts, pass il.Prompt([(text, label), …], query)"
+            )
 
 
 def _check_round_trip(text: str, prompt: Prompt) -> None:

@@ -67,7 +67,7 @@ def _section(
         return Measurement.get(console, unbounded, table).maximum
 
     full_width = width_of(_table(section, places))
-    notes = [*more_rows(section, "to_frame() or --json"), *section.notes]
+    notes = [*more_rows(section, or_file=" or --json"), *section.notes]
     details = [section.columns[place].name for place in places if section.columns[place].is_detail]
     if full_width > options.max_width and details:
         places = [place for place in places if not section.columns[place].is_detail]

@@ -82,6 +82,8 @@ class Section:
     rows: tuple[tuple[Cell, ...], ...] = ()
     n_rows: int | None = None
     """Number of rows of the full table, of which `rows` are the first; None if these are all."""
+    full_table: str = "to_frame()"
+    """What of the result has the full table."""
     notes: tuple[str, ...] = ()
     figure: str = ""
     """Name of the result's figure that a page shows above the table."""
@@ -139,17 +141,19 @@ def table_view(
     columns: Mapping[str, Sequence[Any]],
     n_rows: int | None = None,
     *,
+    full_table: str = "to_frame()",
     finding: str = "",
 ) -> View:
-    """Return the view of one small table; `n_rows` is the number of rows of the full one, and
-    `finding` the sentence that comes before the title, of which a page then shows what is before
-    the colon.
+    """Return the view of one small table.
+
+    `n_rows` is the number of rows of the full table and `full_table` what has it; `finding` is the
+    sentence that comes before the title, of which a page then shows what is before the colon.
     """
     rows = tuple(zip(*columns.values(), strict=True))
     described = tuple(
         Column(name, is_number=is_number_column(cells)) for name, cells in columns.items()
     )
-    sections = (Section(columns=described, rows=rows, n_rows=n_rows),)
+    sections = (Section(columns=described, rows=rows, n_rows=n_rows, full_table=full_table),)
     if not finding:
         return View(title, sections=sections)
     what, _, _ = title.partition(":")

@@ -34,11 +34,14 @@ def table_lines(section: Section) -> list[str]:
     return aligned + more_rows(section)
 
 
-def more_rows(section: Section, where: str = "to_frame()") -> list[str]:
-    """Return a line with the number of rows that are not shown, and what has all; empty if none."""
+def more_rows(section: Section, *, or_file: str = "") -> list[str]:
+    """Return a line with the number of rows that are not shown, and what has all; empty if none.
+
+    `or_file` names a file that has them as well.
+    """
     if not section.n_more:
         return []
-    return [f"… {section.n_more} more rows: {where} has all"]
+    return [f"… {section.n_more} more rows: {section.full_table}{or_file} has all"]
 
 
 def markdown(view: View) -> str:

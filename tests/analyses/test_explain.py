@@ -251,6 +251,13 @@ def test_a_head_that_scores_the_other_label_higher_is_not_said_to_prefer_the_ans
 
 
 @pytest.mark.slow
+def test_labels_that_the_prompt_does_not_choose_between_are_refused(gpt2):
+    text = "good : foo bad : bar love :"
+    assert il.explain(gpt2, text, labels=("bar", "foo")).scores.labels == ("bar", "foo")
+    with pytest.raises(il.InputError, match="labels has 'baz', which is no choice of this prompt"):
+        il.explain(gpt2, text, labels=("foo", "bar", "baz"))
+
+
 def test_only_a_text_is_plain_text(gpt2):
     """A string is a prompt with demonstrations; a `Text` never is, even with a standalone colon."""
     assert not il.explain(gpt2, "love : bar one :", k=2).is_plain_text

@@ -486,6 +486,37 @@ def test_each_behavior_that_holds_gets_its_sentence_and_no_other(nats, behaviors
         assert (check.on_heads_that_matter() == "") == ("learns" in behaviors)
 
 
+@pytest.mark.parametrize("preferred", [-4, 4])
+def test_the_baseline_of_one_answer_is_the_most_frequent_one(preferred):
+    """Whichever label the model prefers."""
+    prompts = made_up_prompts(2, 2, n=36)
+    same = prompts[0].labels[0]
+    most = [*prompts[:4], *[prompt for prompt in prompts[4:] if prompt.answer == same]]
+    check = planted_check(most, {"prefers": preferred}, noise=0.05)
+    share = sum(prompt.answer == same for prompt in most) / len(most)
+    assert (check.commonest, check.one_label) == (same, pytest.approx(share))
+    assert share > 0.8
+    assert f"always {same!r} {share:.0%})" in str(check)
+    assert f"baseline, always {same!r}" in check.to_frame().index
+
+
+@pytest.mark.parametrize(
+    ("nats", "share", "verb"),
+    [
+        (0.5, 0.3, "copies"),
+        (0.5, -0.3, "leans toward"),
+        (-0.5, -0.3, "avoids"),
+        (-0.5, 0.3, "leans away from"),
+    ],
+)
+def test_answers_that_do_the_opposite_do_not_follow_the_first_label(nats, share, verb):
+    check = planted_check(made_up_prompts(2, 2, n=36), {}, noise=0.05)
+    effects = check.effects | {"first": Interval(nats, nats - 0.2, nats + 0.2)}
+    shares = check.shares | {"first": Interval(share, share - 0.2, share + 0.2)}
+    made_up = replace(check, effects=effects, shares=shares)
+    assert f"It {verb} the first label" in str(made_up)
+
+
 def test_every_measure_of_the_tables_is_defined_below_them():
     pairs = il.results.PairCheck
     table = planted_check(made_up_prompts(2, 2, n=36), {}, noise=0.05).to_view().sections[0]

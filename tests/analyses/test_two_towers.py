@@ -466,7 +466,7 @@ def test_a_scan_says_how_many_heads_its_table_leaves_out(icl_mini):
     (scan,) = [section for section in towers.to_view().sections if "Scan" in section.title]
     assert scan.n_rows == len(towers.scan) == 48
     assert len(scan.rows) < 48
-    assert f"{48 - len(scan.rows)} more rows" in str(towers)
+    assert f"{48 - len(scan.rows)} more rows: scan has all" in str(towers)
 
 
 def test_one_head_is_one_head(towers):

@@ -255,12 +255,14 @@ def test_where_the_model_does_not_do_the_task_locate_asks_for_anyway(run, tiny, 
 
 
 def test_a_check_shows_a_prompt_that_it_measures(run, tiny, words):
-    """Its prompts are in random order, so the first is not one of --layout."""
+    """They are in random order, and a layout is refused."""
     task = ("check", "-t", "sentiment-number", "--path", words, "-m", tiny, "-n", 20)
     _, in_random_order, _ = run(*task)
     first = il.load_task("sentiment-number", words, n=20)[0]
     assert str(first) in " ".join(in_random_order.split())
-    assert run(*task, "--layout", "order")[1] == in_random_order
+    code, _, error = run(*task, "--layout", "order")
+    assert code == 2
+    assert "--layout has no effect here: a check needs balanced random order" in error
 
 
 @pytest.mark.slow

@@ -227,6 +227,16 @@ def test_products_of_counts_are_exact():
     np.testing.assert_allclose(drawn, counts @ sums, rtol=1e-9, atol=1e-15)
 
 
+def test_random_sets_may_be_tensors():
+    sets = [0.1, 0.3, 0.2, 0.4]
+    plain = beside_random_sets(1.0, sets)
+    assert beside_random_sets(torch.tensor(1.0), torch.tensor(sets)) == pytest.approx(plain)
+    interval = Interval(0.5, 0.4, 0.6)
+    assert with_random_sets(interval, torch.tensor(sets)) == with_random_sets(
+        interval, np.array(sets, dtype=np.float32)
+    )
+
+
 def test_random_sets_widen_the_interval():
     """By Student's t interval of their mean; both distances add up in squares."""
     over_prompts = Interval(1.0, 0.7, 1.4)

@@ -222,7 +222,7 @@ def test_heads_that_do_not_matter_are_not_shown_to(gpt2, batch, monkeypatch):
     check_sentence_on_single_heads(untrained)
     assert "It is not shown that" in untrained.finding
     assert not untrained.removal.shows_that_heads_matter
-    assert "although 5 of their 5 queries were used to locate the heads" in untrained.finding
+    assert "On 5 prompts, 5 of whose 5 queries were used to locate the heads" in untrained.finding
     assert untrained.heads_that_matter == []
     assert untrained.to_dict()["heads_that_matter"] == []
     assert "The table ranks heads; none of them is shown to carry the answer." in untrained.finding

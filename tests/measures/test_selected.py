@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from cases import slow
 from page_elements import Page
 
@@ -16,7 +17,13 @@ from icl_lens.foundation.intervals import draw_clusters
 from icl_lens.measures.edge_space import EdgeSpace
 from icl_lens.measures.exchanges import single_exchanges, tower_prompts
 from icl_lens.measures.head_to_head_effects import estimate_effects
-from icl_lens.measures.ranking_means import selected_shares
+from icl_lens.measures.ranking_means import (
+    SHARE_LIMITS,
+    mean_score,
+    mean_score_of_heads,
+    selected_shares,
+)
+from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 
 N, K = 24, 3
@@ -136,6 +143,23 @@ def test_edges_of_circuits(gpt2, words, tmp_path):
     again = il.locate_circuit(gpt2, ranking, testing, heads, **options, run=run)
     pd.testing.assert_frame_equal(again.edges, circuit.edges, check_exact=True)
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").glob("*")} == files
+
+
+def test_intervals_of_shares_end_where_shares_do():
+    shares = np.array([1.0, 1.0, 1.0, 0.9, 0.2, 1.0])
+    scores = np.stack([shares, 1 - shares], axis=1)
+    queries = list("abcdef")
+    outside = mean_score("attention", scores[:, None], queries, 1)
+    assert outside.high[0, 0] > 1
+    assert outside.low[0, 1] < 0
+    inside = mean_score("attention", scores[:, None], queries, 1, limits=SHARE_LIMITS)
+    listed = mean_score_of_heads(
+        scores, [Head(0, 0), Head(0, 1)], queries, (1, 2), limits=SHARE_LIMITS
+    )
+    for score in (inside, listed):
+        assert (score.high[0, 0], score.low[0, 1]) == (1, 0)
+        assert torch.equal(score.mean, outside.mean)
+        assert torch.equal(score.low[0, 0], outside.low[0, 0])
 
 
 @pytest.mark.slow

@@ -137,6 +137,13 @@ def test_words_that_fit_in_more_than_one_way_are_refused_with_both_ways(classes,
     assert class_labels(None, classes, n_shown).arbitrary == ("foo", "bar", "baz")[:n_shown]
 
 
+@pytest.mark.parametrize("classes", [("0", "1"), ("1", "2", "3", "4", "5"), ("True", "False")])
+def test_default_words_name_no_class_whatever_the_classes_are_called(classes):
+    assert class_labels(("foo", "bar"), classes, 2).arbitrary == ("foo", "bar")
+    with pytest.raises(InputError, match=r"for words that mean nothing, pass foo, bar$"):
+        class_labels(("no", "yes"), ("True", "False"), 2)
+
+
 REFUSED = [
     ({"0": "a", "2": "b"}, "must map classes ('0', '1')"),
     ({"0": "a"}, "at least 2 classes, got 1; add '1'"),

@@ -69,6 +69,7 @@ def test_parse_reads_what_str_writes():
         ("love :\tbar two : foo one :", r"each side of a colon .*, got 'love :\\tbar'"),
         ("love : bar two : foo one  :", "each side of a colon .*, got 'one  :'"),
         (r"love : bar\ntwo : foo\none :", "a backslash and an n"),
+        ("happy : very good\nsad : very bad\nnine :", "'good\\\\nsad' goes over a line break"),
         (r"love : bar\nmore than two : foo\nabout one :", "a backslash and an n"),
     ],
 )

@@ -8,6 +8,8 @@ from typing import Literal
 
 Unit = Literal["share", "nats", "tokens", "logit", "probability", "AUROC", "score", ""]
 """Unit of a score; "share" is attention, or a share of tokens, 0 to 1."""
+UNITS_OF_SHARES: tuple[Unit, ...] = ("share", "probability", "AUROC")
+"""Units of numbers between 0 and 1."""
 
 Samples = Literal[
     "sequences", "texts", "prompts", "tokens", "weights", "published", "file", "given"

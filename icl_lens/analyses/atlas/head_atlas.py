@@ -14,7 +14,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.analyses.atlas import token_scores, weight_scores
-from icl_lens.analyses.atlas.definitions import DEFINITIONS, TASK_SCORES, TEXT_SCORES
+from icl_lens.analyses.atlas.definitions import (
+    DEFINITIONS,
+    TASK_SCORES,
+    TEXT_SCORES,
+    UNITS_OF_SHARES,
+)
 from icl_lens.analyses.atlas.head_atlas_result import N_FIRST, NO_HEADS, HeadAtlas, ordered
 from icl_lens.analyses.atlas.head_score import AttentionElsewhere, HeadScore
 from icl_lens.analyses.atlas.kinds import (
@@ -45,7 +50,7 @@ from icl_lens.measures.head_measures import (
     HeadMeasure,
 )
 from icl_lens.measures.joint_removal import ListRemoval, remove_lists
-from icl_lens.measures.ranking_means import mean_score
+from icl_lens.measures.ranking_means import SHARE_LIMITS, mean_score
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
@@ -256,7 +261,8 @@ class Survey:
         if n_samples == 0:
             self.leave_out([name], "no prompt has what it needs")
             return
-        mean = mean_score(name, values, samples, self.k)
+        limits = SHARE_LIMITS if DEFINITIONS[name].unit in UNITS_OF_SHARES else None
+        mean = mean_score(name, values, samples, self.k, limits=limits)
         self.scores[name] = HeadScore.of(
             DEFINITIONS[name],
             mean.mean,

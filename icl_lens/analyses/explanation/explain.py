@@ -281,12 +281,23 @@ def _prepared(
         options = replace(options, target=prompt.answer, against=prompt.against)
     else:
         prompt = _demonstrating_prompt(prompt, template or Template())
+        _check_labels_of_prompt(labels, prompt)
     tokenizing: dict[str, Any] = {"labels": labels, "prepend_bos": options.prepend_bos}
     decisions = tokenize(model, prompt, template=template or Template(), **tokenizing)
     # The answer's last decision, against the labels that are most like it; without an answer, the
     # first.
     number = 0 if prompt.answer is None else len(decisions) - 1
     return with_own_labels(decisions[number]), options
+
+
+def _check_labels_of_prompt(labels: Sequence[str] | None, prompt: Prompt) -> None:
+    """Raise InputError for labels between which the prompt does not choose."""
+    for label in labels or ():
+        if label not in prompt.labels:
+            raise InputError(
+                f"labels has {label!r}, which is no choice of this prompt; il.Prompt(…, "
+                "labels=…) offers labels that no demonstration shows"
+            )
 
 
 def _with_targets(options: Settings, batch: PromptBatch) -> Settings:

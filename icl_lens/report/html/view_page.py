@@ -54,6 +54,7 @@ def contents_of_section(section: Section, figures: Mapping[str, "Figure"]) -> di
         "map": None if section.head_map is None else _head_map(section.head_map),
         "table": table(section) if section.columns else None,
         "n_more": section.n_more,
+        "full_table": section.full_table,
         "notes": section.notes,
         "has_dots": any(isinstance(cell, views.Dots) for row in section.rows for cell in row),
         "quote": [_quoted(piece) for piece in section.quote],
