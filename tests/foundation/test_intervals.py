@@ -13,6 +13,7 @@ from icl_lens.foundation import intervals
 from icl_lens.foundation.intervals import (
     MIN_CLUSTERS,
     Interval,
+    beside_random_sets,
     bootstrap_interval,
     leave_one_out_interval,
     leave_one_out_weights,

@@ -57,6 +57,7 @@ LIMITS = {
     "icl_lens/analyses/atlas": READABLE,
     "icl_lens/reading": READABLE,
     "icl_lens/cli": READABLE,
+    "icl_lens/foundation": READABLE,
     "icl_lens/edits": READABLE,
     "icl_lens/measures": READABLE,
     "icl_lens/models": READABLE,

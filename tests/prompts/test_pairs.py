@@ -497,9 +497,9 @@ def test_task_check_of_pairs_counts_each_behavior_alone(
     assert not check.does_task
 
 
-def check_of_right_answers(n_shown, *, given, none, mismatched):
-    """The check of 40 prompts, of which the first `n_shown` show their answer, and of which the
-    first ones are right in each arrangement.
+def check_of_right_answers(n_shown, n_right):
+    """The check of 40 prompts, of which the first `n_shown` show their answer, and the first
+    `n_right[arrangement]` are right.
     """
     prompts, outputs = [], []
     for number in range(40):
@@ -511,8 +511,9 @@ def check_of_right_answers(n_shown, *, given, none, mismatched):
         outputs.append([100 + number if number < n_shown else 1, 2, 3])
     answers = torch.arange(100, 140)
     predicted = {}
-    for name, n_right in (("given", given), ("none", none), ("mismatched", mismatched)):
-        predicted[name] = torch.where(torch.arange(40) < n_right, answers, 9)
+    for arrangement in ("given", "none", "mismatched"):
+        is_right = torch.arange(40) < n_right[arrangement]
+        predicted[arrangement] = torch.where(is_right, answers, 9)
     return pair_check_of_tokens(prompts, predicted, answers, torch.tensor(outputs))
 
 
@@ -528,7 +529,7 @@ def check_of_right_answers(n_shown, *, given, none, mismatched):
     ],
 )
 def test_pairs_are_learned_where_demonstrations_help_and_not_by_copying(n_shown, right, does_task):
-    check = check_of_right_answers(n_shown, **right)
+    check = check_of_right_answers(n_shown, right)
     assert check.does_task == does_task
     assert check.gained.value == pytest.approx((right["given"] - right["none"]) / 40)
     says = str(check)
