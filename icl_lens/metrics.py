@@ -248,7 +248,10 @@ class Agreement(Result):
 
 
 def agreement(
-    one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head"], *, k: int = N_TOP
+    first_scores: Float[Tensor, "layer head"],
+    second_scores: Float[Tensor, "layer head"],
+    *,
+    k: int = N_TOP,
 ) -> Agreement:
     """Return how well two scores of the same heads agree in ranking, such as causal effects and
     increases.
@@ -268,8 +271,10 @@ def agreement(
         )
     if not 1 <= k <= n:
         raise InputError(f"k must be between 1 and {n} (heads), got {short_repr(k)}")
-    first, second = (scores.flatten().double().cpu() for scores in (one, other))
-    best = [set(scores.flatten().topk(k).indices.tolist()) for scores in (one, other)]
+    first, second = (scores.flatten().double().cpu() for scores in (first_scores, second_scores))
+    best = [
+        set(scores.flatten().topk(k).indices.tolist()) for scores in (first_scores, second_scores)
+    ]
     return Agreement(float(spearman(first, second)), k, len(best[0] & best[1]), k * k / n)
 
 
