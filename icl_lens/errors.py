@@ -95,7 +95,10 @@ def not_a_model_error(model: object) -> InputError:
     elif isinstance(model, str):
         remedy = f"load it first, with model = il.load_model({model!r:.60}), and pass the model"
     elif "Module" in kinds:
-        remedy = "write model = il.load_model('my-name', hf_model=model, tokenizer=tokenizer) and pass the result"
+        remedy = (
+            "write model = il.load_model('my-name', hf_model=model, tokenizer=tokenizer) and pass "
+            "the result"
+        )
     elif "PreTrainedTokenizerBase" in kinds:
         remedy = "pass the model that il.load_model returns; it holds its tokenizer"
     elif name in _MODEL_FIRST:

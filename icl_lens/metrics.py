@@ -108,13 +108,15 @@ def is_correct(
         mask.gather(1, answer[:, None]).all()
     ):
         raise InputError(
-            "every prompt must have an answer among its labels, and some have none; add answers or drop these prompts"
+            "every prompt must have an answer among its labels, and some have none; add answers or "
+            "drop these prompts"
         )
     best = scores.masked_fill(~mask, -torch.inf).max(-1)
     if not bool(best.values.isfinite().all()):
         row = int((~best.values.isfinite()).nonzero()[0])
         raise InputError(
-            f"the highest score of prompt {row} must be finite, got {float(best.values[row])}; find the cause "
+            f"the highest score of prompt {row} must be finite, got {float(best.values[row])}; find "
+            "the cause "
             "(weights, an edit, float16) or drop such prompts"
         )
     return best.indices == answer
@@ -142,7 +144,8 @@ def _label_indices(
     labels: tuple[str, ...] = getattr(scores, "labels", ())
     if not labels:
         raise InputError(
-            "answer must have the index of each prompt's label, since these scores carry no labels, got "
+            "answer must have the index of each prompt's label, since these scores carry no labels, "
+            "got "
             f"{short_repr(answers)}; pass batch.answer, or the scores as il.score returns them"
         )
     for answer in answers:
@@ -264,17 +267,16 @@ def agreement(
         >>> il.metrics.agreement(increase, il.head_effects(model, batch).log_prob[0], k=4).expected_overlap
         0.3333333333333333
     """
-    n = one.numel()
-    if one.shape != other.shape:
-        raise InputError(
-            f"one and other must have the same shape, got {tuple(one.shape)} and {tuple(other.shape)}"
-        )
+    if first_scores.shape != second_scores.shape:
+        shapes = f"{tuple(first_scores.shape)} and {tuple(second_scores.shape)}"
+        raise InputError(f"both scores must have the same shape, got {shapes}")
+    n = first_scores.numel()
     if not 1 <= k <= n:
         raise InputError(f"k must be between 1 and {n} (heads), got {short_repr(k)}")
-    first, second = (scores.flatten().double().cpu() for scores in (first_scores, second_scores))
-    best = [
-        set(scores.flatten().topk(k).indices.tolist()) for scores in (first_scores, second_scores)
-    ]
+    best = []
+    for scores in (first_scores, second_scores):
+        best.append(set(scores.flatten().topk(k).indices.tolist()))
+    first, second = first_scores.flatten().double().cpu(), second_scores.flatten().double().cpu()
     return Agreement(float(spearman(first, second)), k, len(best[0] & best[1]), k * k / n)
 
 
@@ -451,7 +453,8 @@ def bias_gap(
     )
     if not bool(is_favored.any()) or not bool(is_other.any()):
         raise InputError(
-            "a bias needs prompts whose answer is the favored label and prompts whose answer is another, got "
+            "a bias needs prompts whose answer is the favored label and prompts whose answer is "
+            "another, got "
             f"{int(is_favored.sum())} and {int(is_other.sum())}; mix prompts of both kinds"
         )
     return float(correct[is_favored].double().mean() - correct[is_other].double().mean())

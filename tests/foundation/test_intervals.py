@@ -230,10 +230,9 @@ def test_products_of_counts_are_exact():
 
 def test_random_sets_may_be_tensors():
     sets = [0.1, 0.3, 0.2, 0.4]
-    plain = beside_random_sets(1.0, sets)
-    assert beside_random_sets(torch.tensor(1.0), torch.tensor(sets)) == pytest.approx(
-        plain, rel=1e-6
-    )
+    expected = tuple(beside_random_sets(1.0, sets))
+    difference = beside_random_sets(torch.tensor(1.0), torch.tensor(sets))
+    assert tuple(difference) == pytest.approx(expected, rel=1e-6)
     interval = Interval(0.5, 0.4, 0.6)
     assert with_random_sets(interval, torch.tensor(sets)) == with_random_sets(
         interval, np.array(sets, dtype=np.float32)
