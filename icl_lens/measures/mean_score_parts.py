@@ -196,7 +196,7 @@ class MeanScoreParts(Result):
 
     def _note(self) -> str:
         first_order = "" if self.values_are_exact else " (first-order)"
-        means = f"Means over {self.n_prompts:,} prompts."
+        means = f"Means over {plural_prompts(self.n_prompts)}."
         intervals = f"95% intervals are over {self.n_queries:,} distinct queries."
         return (
             f"{means} {intervals_note(self.n_queries, intervals)} True labels are those equal to "
