@@ -69,7 +69,7 @@ class PairCheck(Check):
         (0.76, True)
     """
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     definitions: ClassVar[tuple[str, ...]] = (
         "Accuracy: share of prompts whose answer is the most probable of all tokens.",
         "Mismatched: the inputs exchanged between demonstrations. None: without these.",
