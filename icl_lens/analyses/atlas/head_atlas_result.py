@@ -390,7 +390,9 @@ class HeadAtlas(Result):
         """
         head = self._check_head(head)
         notes = []
-        closest = None if head in self.kinds_by_head else closest_kind(self, head)
+        closest = None
+        if head not in self.kinds_by_head:
+            closest = closest_kind(self, head, self.rate)
         if closest is not None:
             value = closest.format(float(closest.mean[head]))
             what = "" if closest.title == closest.kind else f"{closest.title} "

@@ -1,7 +1,8 @@
 """Why a head has a kind or does not have it: sentences that follow from a score's numbers.
 
 1. `why_not` says which rule or test of a kind a head missed.
-2. `closest_kind` is the kind that a head misses by least: the one with the smallest q-value.
+2. `closest_kind` is the kind that a head misses by least: the one with the smallest q-value, as it
+   is printed.
 3. `outranked` says why a head does not have a kind though its score is larger than that of a head
    that has it.
 
@@ -28,22 +29,24 @@ def why_not(score: HeadScore, head: Head, rate: float) -> str:
     p_value, q_value = float(score.p_value[head]), float(score.q_value[head])
     if score.over == "prompts" and p_value > P_AT_NULL:
         return f"it is not above the mean absolute score of all heads (p = {p_text(p_value)})"
-    q_text = p_text(q_value)
-    if float(q_text) <= rate < q_value:  # rounded down to the rate, which it exceeds
-        q_text = f"{q_value:.6f}"
+    q_text = _q_text(q_value, rate)
     return f"q = {q_text}, and a kind needs {p_text(rate)} or less (p = {p_text(p_value)})"
 
 
-def closest_kind(scores: Iterable[HeadScore], head: Head) -> HeadScore | None:
-    """Return the tested score whose kind a head misses by least: that with the smallest q-value,
-    and of equal ones that by which it ranks highest. None if no score was tested.
+def closest_kind(scores: Iterable[HeadScore], head: Head, rate: float) -> HeadScore | None:
+    """Return the tested score whose kind a head misses by least: that with the smallest q-value, of
+    equal ones that with the smallest p-value, and of these that by which the head ranks highest.
+    None if no score was tested.
+
+    Values are compared as they are printed: all q-values that are printed as 1 are equal.
     """
-    closest, smallest = None, (math.inf, math.inf)
+    closest, smallest = None, (math.inf, math.inf, math.inf)
     for score in scores:
         rank = score.rank(head)
-        if score.q_value is None or rank is None:
+        if score.q_value is None or score.p_value is None or rank is None:
             continue
-        distance = (float(score.q_value[head]), float(rank))
+        q_text = _q_text(float(score.q_value[head]), rate)
+        distance = (float(q_text), float(p_text(float(score.p_value[head]))), float(rank))
         if distance < smallest:
             closest, smallest = score, distance
     return closest
@@ -98,8 +101,16 @@ def p_text(value: float) -> str:
     return f"{value:.{digits}f}".rstrip("0").rstrip(".")
 
 
+def _q_text(q_value: float, rate: float) -> str:
+    """Return a q-value as text, with more digits if it would be rounded down to the rate, which it
+    exceeds.
+    """
+    q_text = p_text(q_value)
+    return f"{q_value:.6f}" if float(q_text) <= rate < q_value else q_text
+
+
 def _attends_elsewhere(score: HeadScore, head: Head) -> bool:
-    """Return whether a head attends more to another token than to that of the kind."""
+    """Return whether a head attends to another token at least as much as to that of the kind."""
     return score.elsewhere is not None and not bool(score.mean[head] > score.elsewhere.share[head])
 
 
@@ -107,7 +118,9 @@ def _attention_elsewhere(score: HeadScore, head: Head) -> str:
     if score.elsewhere is None:  # of a file that an earlier version has written
         return "it attends more to another token"
     share = score.format(float(score.elsewhere.share[head]))
-    return f"it attends more to {score.elsewhere.token(head)} ({share})"
+    is_printed_alike = share == score.format(float(score.mean[head]))
+    more = "as much" if is_printed_alike else "more"
+    return f"it attends {more} to {score.elsewhere.token(head)} ({share})"
 
 
 def _relative_width(score: HeadScore, head: Head) -> float:

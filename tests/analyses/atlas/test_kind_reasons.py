@@ -102,6 +102,61 @@ def test_a_head_without_a_kind_is_closest_to_the_kind_with_the_smallest_q_value(
     ]
 
 
+@pytest.mark.parametrize(
+    ("q_of_effect", "expected"),
+    [
+        (0.9951, "writes the answer (contrast +0.30, 2 of 6)"),  # printed as 1, as that of contrast
+        (0.9849, "needed (effect +0.20, 5 of 6)"),  # printed as 0.98
+    ],
+)
+def test_of_q_values_that_are_printed_alike_the_smaller_p_value_is_closer(q_of_effect, expected):
+    """By effect, L0H0 has the largest p-value of all heads, so that its q-value is the same."""
+    needed = score("effect", [0.2, 0.3, 0.4, 0.5, 0.6, 0.1], [q_of_effect, *[q_of_effect] * 5])
+    writes = score("contrast", [0.3, 0.4, 0, 0, 0, 0], [0.25, 0.9, 1, 1, 1, 1])
+    assert writes.q_value is not None
+    assert writes.q_value[0, 0] == 1
+    (note, *_) = atlas_of(needed, writes).notes_on("L0H0")
+    assert note.startswith(f"L0H0 is closest to {expected}, but has no kind: ")
+
+
+@pytest.mark.parametrize(
+    ("p_values", "expected"),
+    [
+        ((0.9951, 0.9999), "writes the answer"),  # p = 1 by both; by contrast, it ranks first
+        ((0.9849, 0.9951), "needed"),  # p = 0.98 against 1
+    ],
+)
+def test_of_equal_q_and_p_values_the_higher_rank_is_closer(p_values, expected):
+    needed = score("effect", [0.2, 0.3, 0, 0, 0, 0], [p_values[0], 1, 1, 1, 1, 1])
+    writes = score("contrast", [0.4, 0.3, 0, 0, 0, 0], [p_values[1], 1, 1, 1, 1, 1])
+    (note, *_) = atlas_of(needed, writes).notes_on("L0H0")
+    assert note.startswith(f"L0H0 is closest to {expected} (")
+
+
+def test_of_q_values_just_above_the_rate_the_smaller_is_closer():
+    """Both would be rounded to the rate, and are printed with more digits."""
+    needed = score("effect", [0.4, 0.3, 0, 0, 0, 0], [0.0504 / 6, 1, 1, 1, 1, 1])
+    writes = score("contrast", [0.3, 0.4, 0, 0, 0, 0], [0.0503 / 6, 1, 1, 1, 1, 1])
+    for scores in ((needed, writes), (writes, needed)):
+        (note, *_) = atlas_of(*scores).notes_on("L0H0")
+        assert note.startswith("L0H0 is closest to writes the answer")
+        assert "q = 0.050300, " in note
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [
+        (0.054, "it attends as much to the token 5 back (0.05)"),
+        (0.056, "it attends more to the token 5 back (0.06)"),
+    ],
+)
+def test_a_head_attends_more_elsewhere_only_if_the_printed_shares_differ(share, expected):
+    induction = score("induction", [0.05, 0.1, 0, 0, 0, 0], [1] * 6)
+    elsewhere = AttentionElsewhere(ends(share, *[0] * 5), torch.full(SHAPE, 5), n_tokens=8)
+    (note,) = atlas_of(replace(induction, elsewhere=elsewhere)).notes_on("L0H0")
+    assert note == f"L0H0 is closest to induction (0.05, 2 of 6), but has no kind: {expected}."
+
+
 def test_a_q_value_just_above_the_rate_is_not_rounded_to_it():
     p_values = [0.0504, 1, 1, 1, 1, 1]
     above = score("effect", [0.3, 0, 0, 0, 0, 0], [p / 6 for p in p_values])
