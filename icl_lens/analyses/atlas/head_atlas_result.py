@@ -687,18 +687,18 @@ class HeadAtlas(Result):
 
 
 def _loss_beside_random(removal: ListRemoval) -> str:
-    """Return in words what is lost without a list of heads, what there is to lose, and what is lost
-    without random heads.
+    """Return in words what is lost without a list of heads and without random heads, and the
+    log-odds or the share without removal; log-odds may be smaller than what is lost of them.
     """
     if removal.unit == "share":
-        lost = f"{points_text(removal.lost)} points"
-        intact = f"the {percent(removal.intact)} of prompts whose top token is right"
-        by_random = f"{points_text(removal.lost_by_random)} points"
+        lost, by_random = points_text(removal.lost), points_text(removal.lost_by_random)
+        what = "points of the share of prompts whose top token is right"
+        intact = f"this share is {percent(removal.intact)}"
     else:
-        lost = interval_text(*removal.lost)
-        intact = f"{decimal(removal.intact, 2)} nats of log-odds"
-        by_random = interval_text(*removal.lost_by_random)
-    return f"{lost} of {intact}; without random heads, {by_random}"
+        lost, by_random = interval_text(*removal.lost), interval_text(*removal.lost_by_random)
+        what = "nats of log-odds"
+        intact = f"the log-odds are {signed(removal.intact, 2)}"
+    return f"{lost} {what}; without random heads, {by_random}. Without removal, {intact}"
 
 
 def _score_section(score: HeadScore) -> Section:

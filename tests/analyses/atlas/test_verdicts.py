@@ -85,14 +85,14 @@ def test_the_summary_names_the_nulls_that_were_used_and_the_kinds_that_were_not_
     assert atlas.summary() == "Not tested: needed and compares, because they need more."
 
 
-def removal(lost, difference, unit="nats"):
+def removal(lost, difference, unit="nats", intact=1.5):
     """Return a made-up removal of two heads; random heads cost 0.1."""
     ends = {
         "lost": Interval(lost, lost - 0.2, lost + 0.2),
         "lost_by_random": Interval(0.1, 0.0, 0.2),
     }
     heads = (il.Head(0, 0), il.Head(1, 0))
-    return ListRemoval(heads, intact=1.5, difference=Interval(*difference), unit=unit, **ends)
+    return ListRemoval(heads, intact=intact, difference=Interval(*difference), unit=unit, **ends)
 
 
 def test_the_judge_says_by_which_scores_the_first_heads_matter():
@@ -107,8 +107,8 @@ def test_the_judge_says_by_which_scores_the_first_heads_matter():
         "Zeroed together on 20 held-out prompts (with other queries), the first 2 heads by 2 of 3 "
         "scores are shown to cost the answer more than random heads of the same layers do (by "
         "chance, 0.1 would be). Of these, most is lost without the first by effect: +1.20 (95% "
-        "interval +1.00 … +1.40) of 1.50 nats of log-odds; without random heads, +0.10 (95% interval "
-        "+0.00 … +0.20)."
+        "interval +1.00 … +1.40) nats of log-odds; without random heads, +0.10 (95% interval +0.00 … "
+        "+0.20). Without removal, the log-odds are +1.50."
     )
     assert judged.removal_frame()["score"].tolist() == ["promotes_attended", "effect", "induction"]
     judged = replace(
@@ -120,11 +120,29 @@ def test_the_judge_says_by_which_scores_the_first_heads_matter():
         "the same layers do."
     )
     assert judged.removal_finding in str(judged)
-    share = replace(atlas, removals={"effect": removal(0.5, (0.4, 0.2, 0.6), unit="share")})
-    assert share.removal_finding.endswith(
-        "+50.0 (+30.0…+70.0) points of the 150.0% of prompts whose top token is right; without "
-        "random heads, +10.0 (+0.0…+20.0) points."
-    )
+
+
+@pytest.mark.parametrize(
+    ("unit", "intact", "expected"),
+    [
+        # Less than what is lost, and less than zero.
+        ("nats", 0.2, "Without removal, the log-odds are +0.20."),
+        ("nats", -0.3, "Without removal, the log-odds are −0.30."),
+        ("share", 0.75, "Without removal, this share is 75.0%."),
+        ("share", 0.0, "Without removal, this share is 0.0%."),
+    ],
+)
+def test_a_loss_is_no_part_of_what_there_is_without_removal(unit, intact, expected):
+    """Log-odds pass through zero: more can be lost than there is."""
+    effect = removal(0.5, (0.4, 0.2, 0.6), unit=unit, intact=intact)
+    judged = replace(made_up({"effect": {}}, n_held_out=20), removals={"effect": effect})
+    loss = {
+        "nats": "+0.50 (95% interval +0.30 … +0.70) nats of log-odds; without random heads, +0.10 "
+        "(95% interval +0.00 … +0.20).",
+        "share": "+50.0 (+30.0…+70.0) points of the share of prompts whose top token is right; "
+        "without random heads, +10.0 (+0.0…+20.0).",
+    }
+    assert judged.removal_finding.endswith(f" by effect: {loss[unit]} {expected}")
 
 
 def test_the_judge_says_nothing_of_too_few_queries():
