@@ -69,8 +69,9 @@ from icl_lens.runs.stream import ChunkStream, plan_batches, start
 
 # Maximum number of prompts over which writers' means are taken.
 MEAN_PROMPTS = 64
-# Nats that a group of edges must carry to be named: less is written as zero.
-SMALLEST_DROP = 0.005
+# Smallest drop of a group of edges that is named, nats, rounded as sentences write it: less is
+# written as zero.
+SMALLEST_DROP = 0.01
 
 Table = Literal["edges", "curve", "groups", "layers"]
 
@@ -239,27 +240,39 @@ class Circuit(Result):
             carried_by_first += (
                 f". It is not shown that they keep more: the difference is {difference} points."
             )
-        groups = [
-            row
-            for row in self.groups.to_dict("records")
-            if row["low"] > 0 and row["difference_low"] > 0 and row["effect"] >= SMALLEST_DROP
-        ]
-        if not groups:
-            return [
-                f"{carried}.",
-                carried_by_first,
-                "No group of edges has a drop that is shown to be above zero and above that of the same "
-                "group into random heads.",
-            ]
-        groups.sort(key=lambda row: -row["difference"])
-        texts = [f"{row['group']} ({signed(row['effect'], 2)})" for row in groups]
+        return [f"{carried}.", carried_by_first, self._groups_sentence()]
+
+    def _groups_sentence(self) -> str:
+        """Return in words which groups of edges have a drop above zero and above that of the same
+        group into random heads, the largest drops first.
+
+        The smallest drop that is named is said if it leaves out a group.
+        """
+        groups = self.groups.sort_values("effect", ascending=False, kind="stable")
+        compared = [row for row in groups.to_dict("records") if not math.isnan(row["control"])]
+        if not compared:
+            return (
+                "No group of edges was compared with the same group into random heads: groups into "
+                "FFNs have no control."
+            )
+        above = [row for row in compared if row["low"] > 0 and row["difference_low"] > 0]
+        named = [row for row in above if round(row["effect"], 2) >= SMALLEST_DROP]
+        rounds = f"rounds to {SMALLEST_DROP} nats or more and " * (len(named) < len(above))
+        if not named:
+            has_others = len(compared) < len(groups)
+            into_heads = " into heads" * has_others
+            others = "; groups into FFNs have no control" * has_others
+            return (
+                f"No group of edges{into_heads} has a drop that {rounds}is shown to be above zero "
+                f"and above that of the same group into random heads{others}."
+            )
+        texts = [f"{row['group']} ({signed(row['effect'], 2)})" for row in named]
         if len(texts) > 4:
             texts = [*texts[:4], f"{len(texts) - 4} more"]
-        start = (
-            "Groups of edges whose drop, when they are removed, is shown to be above zero and above "
-            "that of the same groups into random heads: "
+        return (
+            f"Groups of edges whose drop, when they are removed, {rounds}is shown to be above zero "
+            f"and above that of the same groups into random heads: {joined(texts)}."
         )
-        return [f"{carried}.", carried_by_first, f"{start}{joined(texts)}."]
 
     def to_dict(self) -> dict[str, Any]:
         """Return counts, readers and tables as numbers and strings for JSON."""
@@ -324,9 +337,8 @@ class Circuit(Result):
             "whether they equal the answer or not.",
             "Removing an edge replaces what the writer wrote by its mean over tokens of the same "
             f"role in {n_mean} prompts. Edges are ranked on {self.n_ranking} prompts and tested on "
-            f"{self.n_prompts} others with {self.n_queries} queries. {intervals} The "
-            f"largest first-order effect of the other {self.n_all_edges - n_edges:,} edges is "
-            f"{self.score('largest estimate left out')[0]:.3f} nats.",
+            f"{self.n_prompts} others with {self.n_queries} queries. {intervals}"
+            f"{self._left_out_note}",
             "Log-odds drop: the drop in the answer's log-odds against the other labels when the "
             f"edge is removed. Kept-only drop: the same in a model that keeps only the {n_edges} "
             f"edges. {selected}, on the prompts that rank edges.",
@@ -340,6 +352,18 @@ class Circuit(Result):
             notes=notes,
             figure="graph",
         )
+
+    @property
+    def _left_out_note(self) -> str:
+        """The largest first-order effect outside the circuit, in words; empty if it has all
+        edges.
+        """
+        n_others = self.n_all_edges - len(self.edges)
+        if not n_others:
+            return ""
+        others = f"the other {n_others:,} edges" if n_others > 1 else "the other edge"
+        largest = self.score("largest estimate left out")[0]
+        return f" The largest first-order effect of {others} is {largest:.3f} nats."
 
     def _curve_section(self) -> Section:
         columns = (

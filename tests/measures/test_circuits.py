@@ -250,8 +250,21 @@ def test_circuits_contain_edges_into_ffns_whose_groups_have_no_control(small):
     assert groups["control"].isna().tolist() == is_of_ffns.tolist()
     large = circuit.groups.assign(effect=2.0, low=1.0, high=3.0)
     scores = circuit.scores.assign(low=0.5, high=1.5)
+    large = large.assign(difference_low=np.where(is_of_ffns, np.nan, 0.1))
     *_, sentence = replace(circuit, groups=large, scores=scores).sentences()
+    assert "first third → query (+2.00)" in sentence
     assert "FFNs" not in sentence
+    no_larger = large.assign(difference_low=large["difference_low"] - 0.2)
+    *_, sentence = replace(circuit, groups=no_larger, scores=scores).sentences()
+    assert sentence == (
+        "No group of edges into heads has a drop that is shown to be above zero and above that "
+        "of the same group into random heads; groups into FFNs have no control."
+    )
+    *_, sentence = replace(circuit, groups=large[is_of_ffns], scores=scores).sentences()
+    assert sentence == (
+        "No group of edges was compared with the same group into random heads: groups into FFNs "
+        "have no control."
+    )
     assert set(circuit.to_frame("layers")["input"]) == {*CURVE_INPUTS, "FFNs"}
 
 
@@ -323,7 +336,10 @@ def test_sentences_say_no_where_intervals_do(small):
             circuit, scores=scores, curve=no_better, groups=groups.assign(**changed)
         ).sentences()
         assert "not shown that they keep more" in kept_sentence
-        assert removed.startswith("No group of edges")
+        assert removed == (
+            "No group of edges has a drop that is shown to be above zero and above that of the "
+            "same group into random heads."
+        )
     undefined = replace(circuit, scores=scores.assign(low=-0.5), curve=good, groups=groups)
     assert not undefined.is_defined
     assert "which is not distinguishable from zero" in " ".join(undefined.sentences())
@@ -333,3 +349,76 @@ def test_sentences_say_no_where_intervals_do(small):
     assert "fewer than 4 queries give no interval" in sentence
     assert "distinguishable" not in sentence + few.to_view().title
     assert few.to_view().title.endswith("too few queries to say what they carry")
+
+
+def defined(circuit, drops, **columns):
+    """Return a circuit whose groups have these drops, all above zero and above random heads, and
+    the others none.
+    """
+    effects = [*drops, *[-1.0] * (len(circuit.groups) - len(drops))]
+    groups = circuit.groups.assign(
+        effect=effects, low=[1e-4 if effect > 0 else -2.0 for effect in effects], high=3.0
+    )
+    groups = groups.assign(difference=1.0, difference_low=0.1, difference_high=2.0)
+    scores = circuit.scores.assign(low=0.5, high=1.5)
+    return replace(circuit, groups=groups.assign(**columns), scores=scores)
+
+
+SHOWN = "shown to be above zero and above that of the same group"
+
+
+@pytest.mark.parametrize(
+    ("drops", "expected"),
+    [
+        ([0.00501], f"Groups of edges whose drop, when they are removed, is {SHOWN}s"),
+        (
+            [0.00499],
+            f"No group of edges has a drop that rounds to 0.01 nats or more and is {SHOWN}",
+        ),
+        (
+            [2.0, 0.00499],
+            "Groups of edges whose drop, when they are removed, rounds to 0.01 nats or more and is "
+            f"{SHOWN}s",
+        ),
+        ([], f"No group of edges has a drop that is {SHOWN}"),
+    ],
+)
+def test_the_smallest_drop_is_said_where_it_leaves_out_a_group(small, drops, expected):
+    *_, sentence = defined(small[-1], drops).sentences()
+    assert sentence.startswith(f"{expected} into random heads")
+    assert sentence.count("(+") == sum(drop > 0.005 for drop in drops)
+    assert "+0.00)" not in sentence
+
+
+def test_the_groups_with_the_largest_drops_are_named(small):
+    """Not those with the largest differences, which the sentence does not have."""
+    circuit = small[-1]
+    n_groups = len(circuit.groups)
+    drops, differences = [0.02, 0.04, 0.06, 0.08, 0.3], np.linspace(2, 1, n_groups)
+    *_, sentence = defined(circuit, drops, difference=differences).sentences()
+    groups = circuit.groups["group"].tolist()
+    named = [f"{groups[place]} (+{drops[place]:.2f})" for place in (4, 3, 2, 1)]
+    assert sentence.endswith(f" into random heads: {', '.join(named)} and 1 more.")
+    *_, sentence = defined(circuit, drops[:4], difference=differences).sentences()
+    assert sentence.endswith(f"{', '.join(named[1:])} and {groups[0]} (+0.02).")
+
+
+@pytest.mark.parametrize(
+    ("n_others", "expected"),
+    [
+        (0, None),
+        (1, "The largest first-order effect of the other edge is "),
+        (2, "The largest first-order effect of the other 2 edges is "),
+    ],
+)
+def test_the_largest_effect_of_other_edges_is_said_only_of_a_part_of_them(
+    small, n_others, expected
+):
+    circuit = small[-1]
+    circuit = replace(circuit, n_all_edges=len(circuit.edges) + n_others)
+    notes = " ".join(circuit.to_view().sections[0].notes)
+    largest = circuit.score("largest estimate left out")[0]
+    if expected is None:
+        assert "first-order" not in notes
+    else:
+        assert f"{expected}{largest:.3f} nats." in notes
