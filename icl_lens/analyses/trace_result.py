@@ -1,5 +1,6 @@
 """What exchanges at each site, layer and token role cost, and the sentence that follows from it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,7 +47,9 @@ class EstimateError:
     n_exchanges: int
     """Sites, roles and layers at which an exchange may change something."""
     correlation: float
-    """Pearson correlation over these; NaN for fewer than two, or equal losses."""
+    """Pearson correlation over these; NaN for fewer than two, and if all estimates or all losses
+    are equal.
+    """
     site: str
     """With `role` and `layer`, where the difference is largest."""
     role: str
@@ -61,13 +64,24 @@ class EstimateError:
         """The largest difference, nats."""
         return abs(self.estimated - self.exact)
 
+    @property
+    def correlation_text(self) -> str:
+        """The correlation with two decimals, or as many as tell it from `MIN_CORRELATION`; "–" if
+        it is not defined.
+        """
+        digits = 2
+        if self.correlation < MIN_CORRELATION:
+            while round(self.correlation, digits) >= MIN_CORRELATION:
+                digits += 1
+        return decimal(self.correlation, digits)
+
     @classmethod
     def from_frame(cls, losses: pd.DataFrame, n_prompts: int) -> "EstimateError":
         """Return the error of a table with site, role, layer, estimated and exact."""
         losses_of_places = losses[["estimated", "exact"]].to_numpy(float)
         (changing,) = (losses_of_places != 0).any(1).nonzero()
         correlation = float("nan")
-        if len(changing) > 1 and losses_of_places[changing].std(0).min() > 0:
+        if len(changing) > 1 and np.ptp(losses_of_places[changing], axis=0).min() > 0:
             correlation = float(np.corrcoef(losses_of_places[changing].T)[0, 1])
         largest = int(np.abs(losses_of_places[:, 0] - losses_of_places[:, 1]).argmax())
         (place,) = losses.iloc[[largest]].to_dict("records")
@@ -182,13 +196,13 @@ class Trace(Result):
     @property
     def _is_far_off(self) -> bool:
         """Whether estimates are known to be too far from exact losses to say where something is
-        held.
+        held: by their correlation, if it is defined, and by the largest difference.
         """
         error = self.estimate_error
         if error is None:
             return False
-        is_close = error.largest <= MAX_ERROR * abs(self.whole.value)
-        return not (error.correlation >= MIN_CORRELATION and is_close)
+        has_low_correlation = error.correlation < MIN_CORRELATION  # not if it is not defined
+        return has_low_correlation or error.largest > MAX_ERROR * abs(self.whole.value)
 
     @property
     def _beyond_control(self) -> Float[np.ndarray, "prompt site role layer"]:
@@ -283,9 +297,10 @@ class Trace(Result):
         """Where the first site carries what the donors exchange, in one sentence."""
         site = self.sites[0]
         if len(set(self.queries)) < MIN_CLUSTERS:
+            give = "gives" if len(self.queries) == 1 else "give"
             return (
                 f"{plural_prompts(len(self.queries))} with fewer than {MIN_CLUSTERS} different "
-                "queries give no intervals, so that nothing is concluded."
+                f"queries {give} no intervals, so that nothing is concluded."
             )
         if not self.whole.low > 0:
             return (
@@ -341,16 +356,30 @@ class Trace(Result):
         error = self.estimate_error
         if error is None:
             return (f"{made}; no prompt was exchanged to check them.",)
-        correlation = decimal(error.correlation, 2)
+        checked = f"first {error.n_prompts} prompts were"
+        if error.n_prompts == 1:
+            checked = "first prompt was"
+        exchanges = f"{error.n_exchanges} exchange{'s' * (error.n_exchanges != 1)}"
+        if math.isnan(error.correlation):
+            correlation = (
+                "the correlation of estimates and exact losses is not defined, and they differ most"
+            )
+            rule = "Without a correlation, estimates say where something is held if"
+        else:
+            correlation = (
+                f"estimates and exact losses have a correlation of {error.correlation_text}, and "
+                "differ most"
+            )
+            rule = (
+                "Estimates say where something is held if the correlation is at least "
+                f"{MIN_CORRELATION} and"
+            )
         return (
-            f"{made}. The first {plural_prompts(error.n_prompts)} were exchanged, too: over "
-            f"{error.n_exchanges} exchanges, estimates and exact losses have a correlation of "
-            f"{correlation}, and differ most {_place(error.role)} "
-            f"in layer {error.layer} ({error.site}): estimate {signed(error.estimated)}, exact "
-            f"{signed(error.exact)} nats.",
-            "Estimates say where something is held if the correlation is at least "
-            f"{MIN_CORRELATION} and no estimate is off by more than {MAX_ERROR:.0%} of what the "
-            "donors themselves cost.",
+            f"{made}. The {checked} exchanged, too: over {exchanges}, {correlation} "
+            f"{_place(error.role)} in layer {error.layer} ({error.site}): estimate "
+            f"{signed(error.estimated)}, exact {signed(error.exact)} nats.",
+            f"{rule} no estimate is off by more than {MAX_ERROR:.0%} of what the donors themselves "
+            "cost.",
         )
 
     def to_view(self) -> View:

@@ -131,7 +131,7 @@ def test_estimates_that_are_close_say_where_and_how_far_they_are_off():
         [ZEROS, QUERY, ZEROS, ZEROS, LAST],  # elsewhere
         [ZEROS, ZEROS, [6.5, 4.0, 1.0, 0.0], ZEROS, LAST],  # 2.5 off, of 4 that donors cost
         [ZEROS, ZEROS, [2.1, 2.1, 1.9, 1.9], ZEROS, [1.9, 1.9, 2.1, 2.1]],  # weakly correlated
-        np.zeros((5, 4)),  # no correlation
+        np.zeros((5, 4)),  # no correlation, and 4 off
     ],
 )
 def test_estimates_that_are_far_off_say_nothing_about_places(exact):
@@ -140,6 +140,94 @@ def test_estimates_that_are_far_off_say_nothing_about_places(exact):
         "The estimates are too far from the exact losses to say where the model holds the query's "
     )
     assert not any(traced.carried.values())
+
+
+def words_of(traced):
+    """Return what is printed, without line breaks."""
+    return " ".join(str(traced).split())
+
+
+def correlated(correlation):
+    """Return estimates of six prompts, whose exact losses have this correlation with them."""
+    lost = estimates(np.zeros((5, 4))).lost
+    means = (lost[:4].mean(0) - lost[:4].mean()).flatten()
+    unrelated = np.random.default_rng(0).standard_normal(20)
+    unrelated -= unrelated.mean()
+    unrelated -= means * (unrelated @ means) / (means @ means)
+    unrelated *= np.linalg.norm(means) / np.linalg.norm(unrelated)
+    exact = correlation * means + (1 - correlation**2) ** 0.5 * unrelated
+    donor_log_odds = np.full(6, -20.0)  # no difference is above half of what the donors cost
+    return estimates(exact.reshape(5, 4), donor_log_odds=donor_log_odds)
+
+
+@pytest.mark.parametrize(
+    ("correlation", "printed", "is_far_off"),
+    [
+        (0.8849, "0.88", True),
+        (0.8951, "0.895", True),
+        (0.89996, "0.89996", True),
+        (0.9001, "0.90", False),
+        (0.9049, "0.90", False),
+        (-0.3, "−0.30", True),
+    ],
+)
+def test_a_correlation_below_the_limit_is_not_rounded_to_it(correlation, printed, is_far_off):
+    traced = correlated(correlation)
+    assert traced.estimate_error.correlation == pytest.approx(correlation)
+    assert f"have a correlation of {printed}, and differ most" in words_of(traced)
+    assert traced.finding.startswith("The estimates are too far") == is_far_off
+
+
+@pytest.mark.parametrize("n_places", [1, 3])
+@pytest.mark.parametrize(("factor", "is_far_off"), [(1.0, False), (0.51, False), (0.49, True)])
+def test_estimates_without_a_correlation_are_judged_by_their_difference(
+    n_places, factor, is_far_off
+):
+    """One place, or several that are equal; the donors themselves cost what is estimated there."""
+    lost = np.zeros((6, 1, 5, 4))
+    lost[:, 0, 1, :n_places] = 0.7
+    traced = replace(
+        estimates(np.zeros((5, 4))),
+        lost=lost,
+        control_lost=None,
+        exact_lost=factor * lost[:1],
+        donor_log_odds=np.full(6, 2.0 - 0.7),
+    )
+    assert np.isnan(traced.estimate_error.correlation)
+    exchanges = "1 exchange" if n_places == 1 else "3 exchanges"
+    words = words_of(traced)
+    assert (
+        f"The first prompt was exchanged, too: over {exchanges}, the correlation of estimates and "
+        "exact losses is not defined, and they differ most" in words
+    )
+    assert (
+        "Without a correlation, estimates say where something is held if no estimate is off by more "
+        "than 50% of what the donors themselves cost." in words
+    )
+    assert traced.finding.startswith("The estimates are too far") == is_far_off
+    assert (
+        traced.finding.startswith("By estimate, the query's class is at the labels") != is_far_off
+    )
+
+
+@pytest.mark.parametrize(("queries", "expected"), [("a", "1 prompt"), ("ab", "2 prompts")])
+def test_too_few_queries_are_said_in_the_right_number(queries, expected):
+    n = len(queries)
+    traced = made_up(np.zeros((5, 4)))
+    few = replace(
+        traced,
+        lost=traced.lost[:n],
+        control_lost=None,
+        log_odds=traced.log_odds[:n],
+        donor_log_odds=traced.donor_log_odds[:n],
+        queries=tuple(queries),
+        answers=traced.answers[:n],
+    )
+    give = "gives" if n == 1 else "give"
+    assert few.finding == (
+        f"{expected} with fewer than 4 different queries {give} no intervals, so that nothing is "
+        "concluded."
+    )
 
 
 def test_estimates_without_a_check_say_so():
