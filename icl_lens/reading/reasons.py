@@ -175,22 +175,22 @@ def writers_in_words(writers: Sequence[Writer], above: bool) -> str:
     the other sign.
 
     A second writer is named if it is over a quarter as strong as the first, one of the other sign
-    if over half.
+    if over half. If no writer of the one sign is large enough to be named, they are called small.
     """
     writers = [writer for writer in writers if abs(writer[1]) >= SMALLEST_NAMED]
     pro = sorted((writer for writer in writers if (writer[1] >= 0) == above), key=_negative_size)
     against = sorted(
         (writer for writer in writers if (writer[1] >= 0) != above), key=_negative_size
     )
-    if not pro:
-        return "many small writers"
-    _, largest = pro[0]
-    named = [
-        f"{writer_in_words(name)} ({signed(value, 2)})"
-        for name, value in pro[:2]
-        if abs(value) > abs(largest) / 4
-    ]
-    text = " and ".join(named)
+    text, largest = "many small writers", 0.0
+    if pro:
+        _, largest = pro[0]
+        named = [
+            f"{writer_in_words(name)} ({signed(value, 2)})"
+            for name, value in pro[:2]
+            if abs(value) > abs(largest) / 4
+        ]
+        text = " and ".join(named)
     if against:
         name, value = against[0]
         if abs(value) > abs(largest) / 2:

@@ -568,7 +568,24 @@ def test_writers_in_words():
         == "FFN 3 (+1.00) and L2H1 (+0.60), against biases (−0.70)"
     )
     assert writers_in_words(parts, above=False) == "biases (−0.70), against FFN 3 (+1.00)"
-    assert writers_in_words([("F3", 1.0)], above=False) == "many small writers"
+
+
+@pytest.mark.parametrize("above", [True, False])
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ((-0.3, -0.2), "many small writers, against FFN 3 ({}0.30)"),
+        ((-0.2, -0.3, 0.004), "many small writers, against L2H1 ({}0.30)"),
+        ((-0.00501,), "many small writers, against FFN 3 ({}0.01)"),
+        ((-0.00499, 0.004), "many small writers"),
+        ((), "many small writers"),
+    ],
+)
+def test_strong_writers_of_the_other_sign_are_named_beside_small_ones(values, expected, above):
+    names = ("F3", "L2H1", "embed")
+    sign = 1 if above else -1
+    writers = [(names[place], sign * value) for place, value in enumerate(values)]
+    assert writers_in_words(writers, above=above) == expected.format("−" if above else "+")
 
 
 def test_reasons_of_plain_text_compare_the_two_most_attended_tokens(icl_mini):
