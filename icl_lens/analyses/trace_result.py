@@ -30,6 +30,8 @@ MIN_CORRELATION = 0.9
 """Least correlation with exact losses at which estimates say where something is held."""
 MAX_ERROR = 0.5
 """Largest error of such estimates, as a share of what donors themselves cost."""
+SMALLEST_ERROR = 0.001
+"""Nats of the smallest error whose place is said: less may be written as zero."""
 PLACES = {
     "texts": "in the texts of the demonstrations",
     "labels": "at the labels",
@@ -361,23 +363,24 @@ class Trace(Result):
             checked = "first prompt was"
         exchanges = f"{error.n_exchanges} exchange{'s' * (error.n_exchanges != 1)}"
         if math.isnan(error.correlation):
-            correlation = (
-                "the correlation of estimates and exact losses is not defined, and they differ most"
-            )
+            correlation = "the correlation of estimates and exact losses is not defined, and they"
             rule = "Without a correlation, estimates say where something is held if"
         else:
             correlation = (
-                f"estimates and exact losses have a correlation of {error.correlation_text}, and "
-                "differ most"
+                f"estimates and exact losses have a correlation of {error.correlation_text}, and"
             )
             rule = (
                 "Estimates say where something is held if the correlation is at least "
                 f"{MIN_CORRELATION} and"
             )
+        difference = f"differ nowhere by {SMALLEST_ERROR} nats or more"
+        if error.largest >= SMALLEST_ERROR:
+            difference = (
+                f"differ most {_place(error.role)} in layer {error.layer} ({error.site}): estimate "
+                f"{signed(error.estimated)}, exact {signed(error.exact)} nats"
+            )
         return (
-            f"{made}. The {checked} exchanged, too: over {exchanges}, {correlation} "
-            f"{_place(error.role)} in layer {error.layer} ({error.site}): estimate "
-            f"{signed(error.estimated)}, exact {signed(error.exact)} nats.",
+            f"{made}. The {checked} exchanged, too: over {exchanges}, {correlation} {difference}.",
             f"{rule} no estimate is off by more than {MAX_ERROR:.0%} of what the donors themselves "
             "cost.",
         )

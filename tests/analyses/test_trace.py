@@ -198,7 +198,7 @@ def test_estimates_without_a_correlation_are_judged_by_their_difference(
     words = words_of(traced)
     assert (
         f"The first prompt was exchanged, too: over {exchanges}, the correlation of estimates and "
-        "exact losses is not defined, and they differ most" in words
+        "exact losses is not defined, and they differ " in words
     )
     assert (
         "Without a correlation, estimates say where something is held if no estimate is off by more "
@@ -208,6 +208,27 @@ def test_estimates_without_a_correlation_are_judged_by_their_difference(
     assert (
         traced.finding.startswith("By estimate, the query's class is at the labels") != is_far_off
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (0.00099, "differ nowhere by 0.001 nats or more."),
+        (
+            0.00101,
+            "differ most at the labels in layer 0 (resid_pre): estimate +1.000, exact +1.001 nats.",
+        ),
+    ],
+)
+def test_where_estimates_differ_most_is_said_if_they_differ(error, expected):
+    lost = np.zeros((6, 1, 5, 4))
+    lost[:, 0, 1] = 1.0
+    exact = lost.copy()
+    exact[:, 0, 1, 0] += error
+    traced = replace(estimates(np.zeros((5, 4))), lost=lost, exact_lost=exact)
+    assert f"is not defined, and they {expected}" in words_of(traced)
+    lost[:, 0, 2, 0] = exact[:, 0, 2, 0] = 3.0
+    assert f"a correlation of 1.00, and {expected}" in words_of(replace(traced, lost=lost))
 
 
 @pytest.mark.parametrize(("queries", "expected"), [("a", "1 prompt"), ("ab", "2 prompts")])
