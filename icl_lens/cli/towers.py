@@ -97,7 +97,7 @@ def towers(
         else heads.choose(loaded, tokens.tokenize(loaded, tested[:1]))[0]
     )
     with progress() as report:
-        exchanged = two_towers(
+        two_towers_result = two_towers(
             loaded,
             tested,
             tower_heads,
@@ -111,16 +111,18 @@ def towers(
         )
     command = shlex.join(["icl-lens", *sys.argv[1:]])
     descriptions = {
-        "text": exchanged.text,
+        "text": two_towers_result.text,
         "command": command,
         "behavior": str(behavior or ""),
     }
-    page = files.write(lambda: page_of(exchanged, **descriptions))
+    page = files.write(lambda: page_of(two_towers_result, **descriptions))
     files.write_json(
-        lambda: exchanged.to_json(command=command, task_check=behavior and behavior.to_dict())
+        lambda: two_towers_result.to_json(
+            command=command, task_check=behavior and behavior.to_dict()
+        )
     )
-    console.print(exchanged)
+    console.print(two_towers_result)
     task.print_more_queries(
-        console, tested, n=task.n, seed=seed, is_undecided=exchanged.is_undecided
+        console, tested, n=task.n, seed=seed, is_undecided=two_towers_result.is_undecided
     )
     files.show(page, console)

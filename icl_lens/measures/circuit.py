@@ -257,11 +257,12 @@ class Circuit(Result):
             )
         above = [row for row in compared if row["low"] > 0 and row["difference_low"] > 0]
         named = [row for row in above if round(row["effect"], 2) >= SMALLEST_DROP]
-        rounds = f"rounds to {SMALLEST_DROP} nats or more and " * (len(named) < len(above))
+        rounds = into_heads = others = ""
+        if len(named) < len(above):
+            rounds = f"rounds to {SMALLEST_DROP} nats or more and "
         if not named:
-            has_others = len(compared) < len(groups)
-            into_heads = " into heads" * has_others
-            others = "; groups into FFNs have no control" * has_others
+            if len(compared) < len(groups):
+                into_heads, others = " into heads", "; groups into FFNs have no control"
             return (
                 f"No group of edges{into_heads} has a drop that {rounds}is shown to be above zero "
                 f"and above that of the same group into random heads{others}."

@@ -257,12 +257,10 @@ class LocatedHeads(Result):
         """
         where = f"On {plural_prompts(len(removal.queries))}"
         if self.n_shared_queries:
-            n_queries, were = len(set(removal.queries)), "were"
-            if self.n_shared_queries == 1:
-                were = "was"
+            were = "was" if self.n_shared_queries == 1 else "were"
             where += (
-                f", {self.n_shared_queries} of whose {n_queries} queries {were} used to locate the "
-                "heads"
+                f", {self.n_shared_queries} of whose {len(set(removal.queries))} queries {were} "
+                "used to locate the heads"
             )
         else:
             where += " that did not locate the heads (with other queries)"

@@ -16,6 +16,7 @@ from rich.console import Console
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.analyses.explanation import sections
 from icl_lens.analyses.explanation.reports import supports
 from icl_lens.analyses.explanation.sentences import answer_notes, why_sentence
 from icl_lens.analyses.explanation.tables import part_score
@@ -251,10 +252,21 @@ def test_a_head_that_scores_the_other_label_higher_is_not_said_to_prefer_the_ans
 
 
 @pytest.mark.slow
-def test_labels_that_the_prompt_does_not_choose_between_are_refused(gpt2):
+@pytest.mark.parametrize("by", ["contrast", "effect"])
+def test_a_note_on_losses_stands_only_below_a_column_of_losses(gpt2, monkeypatch, by):
+    """Not below every column that is no score; an effect is a score and says so itself."""
+    explained = il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), by=by, k=5)
+    new_column = sections.HeadColumn(None, "new", (0.0,) * len(explained.heads))
+    columns = [*sections.head_columns(explained), new_column]
+    monkeypatch.setattr(sections, "head_columns", lambda reports: columns)
+    has_losses = sections.lost_note(explained) in sections.head_notes(explained)
+    assert has_losses == (by == "contrast")
+
+
+def test_labels_that_the_prompt_does_not_offer_are_refused(gpt2):
     text = "good : foo bad : bar love :"
     assert il.explain(gpt2, text, labels=("bar", "foo")).scores.labels == ("bar", "foo")
-    with pytest.raises(il.InputError, match="labels has 'baz', which is no choice of this prompt"):
+    with pytest.raises(il.InputError, match="labels has 'baz', which this prompt does not offer"):
         il.explain(gpt2, text, labels=("foo", "bar", "baz"))
 
 

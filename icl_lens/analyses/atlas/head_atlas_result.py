@@ -186,9 +186,10 @@ class HeadAtlas(Result):
         the scores by name, each as a tensor [layer head] or as rows (layer, head, score), or a list
         that `il.published_heads` returns.
 
-        A name that the atlas has already gets the name of the file, or "given", in front. Heads that are not
-        listed have NaN. Raise InputError if the atlas has that name, too, or has the published list
-        already, for a file that has no such scores, and for heads that the model does not have.
+        A name that the atlas has already gets the name of the file, or "given", in front. Heads
+        that are not listed have NaN. Raise InputError if the atlas has that name, too, or has the
+        published list already, for a file that has no such scores, and for heads that the model
+        does not have.
 
         Example:
             >>> atlas = il.head_atlas(model, n_sequences=2)

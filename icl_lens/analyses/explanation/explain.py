@@ -291,12 +291,12 @@ def _prepared(
 
 
 def _check_labels_of_prompt(labels: Sequence[str] | None, prompt: Prompt) -> None:
-    """Raise InputError for labels between which the prompt does not choose."""
+    """Raise InputError for labels that the prompt does not offer."""
     for label in labels or ():
         if label not in prompt.labels:
             raise InputError(
-                f"labels has {label!r}, which is no choice of this prompt; il.Prompt(…, "
-                "labels=…) offers labels that no demonstration shows"
+                f"labels has {label!r}, which this prompt does not offer; il.Prompt(…, labels=…) "
+                "offers labels that no demonstration shows"
             )
 
 

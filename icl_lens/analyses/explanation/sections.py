@@ -55,10 +55,12 @@ class HeadColumn(NamedTuple):
     """A number of each located head."""
 
     score: Score | None
-    """None: what the answer loses without the head."""
+    """None for a number that is no score: the page has it last, and without a bar."""
     name: str
     values: tuple[float, ...]
     """Nats, in the order of the located heads."""
+    is_loss: bool = False
+    """Whether it is what the answer loses without the head."""
 
 
 def head_columns(reports: ExplanationReports) -> list[HeadColumn]:
@@ -75,7 +77,7 @@ def head_columns(reports: ExplanationReports) -> list[HeadColumn]:
         columns.append(HeadColumn(by, name, values))
     if "effect" not in scores:
         losses = tuple(reports.lost(report.ablated) for report in reports.heads)
-        columns.append(HeadColumn(None, lost_name(reports), losses))
+        columns.append(HeadColumn(None, lost_name(reports), losses, is_loss=True))
     return columns
 
 
@@ -83,7 +85,7 @@ def head_notes(reports: ExplanationReports) -> list[str]:
     """Return what `head_columns` are."""
     columns = head_columns(reports)
     notes = [scores_note(reports)]
-    if any(column.score is None for column in columns):
+    if any(column.is_loss for column in columns):
         notes.append(lost_note(reports))
     if any(column.score == "exchange" for column in columns):
         notes.append(exchange_note(reports))
